@@ -1,0 +1,107 @@
+"""What an action and a check are: questions to a host, and pure decisions from the answers.
+
+An action or check never speaks to a host. `probe` is a generator that yields tuples of `Read`s, is
+sent a tuple of `Completed`s of the same length, and returns facts. `plan`, `foresee` and `judge` are
+pure and total: equal facts give equal answers, and no facts make them raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from fleetfix.commands import Change, Completed, Read, Value
+
+Facts = TypeVar("Facts")
+
+Reads = tuple[Read, ...]
+Replies = tuple[Completed, ...]
+Probe = Generator[Reads, Replies, Facts]
+
+
+class Plan(Value):
+    """What would be done to reach the goal: nothing when `changes` is empty.
+
+    `blocked` says, in words an operator acts on, why nothing may be done on this host. `notes` are
+    things found and left alone.
+    """
+
+    changes: tuple[Change, ...] = ()
+    blocked: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+class Measurement(Value):
+    """A rate that was measured, with all that a later comparison must match."""
+
+    job: str
+    """Identity of the job's configuration: a digest of what decides its speed."""
+    rate: float
+    """Tokens per second, median over `steps` steps after warm-up."""
+    scope: Literal["per_gpu", "global"]
+    noise: float
+    """Relative: 1.4826 x MAD / median."""
+    steps: int
+
+
+class Verdict(Value):
+    """What a check found. `unknown` never counts as pass.
+
+    `final` says that waiting cannot change it. `skipped` says there is nothing to judge here.
+    """
+
+    result: Literal["pass", "fail", "unknown", "skipped"]
+    reason: str
+    final: bool = False
+    measured: Measurement | None = None
+
+
+Planned = Mapping[str, tuple[Change, ...]]
+"""The changes planned so far on this host, by step id, in order."""
+
+
+class Action(Value, Generic[Facts]):
+    """A goal on a host that can be reached by changes. One YAML key names it: `kind`."""
+
+    kind: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]]
+    """The host modules whose functions its reads and changes call."""
+    converges: ClassVar[bool] = True
+    """False where the change is by the author's word (a bare `shell`): never repeated unasked."""
+
+    def probe(self) -> Probe[Facts]:
+        """Ask what `plan` needs to know."""
+        raise NotImplementedError
+
+    def plan(self, facts: Facts) -> Plan:
+        """Decide the changes that reach the goal. After them, `plan(probe())` is empty."""
+        raise NotImplementedError
+
+    def foresee(self, facts: Facts, planned: Planned) -> Plan:
+        """Decide the plan as it will be once the earlier steps' changes are made.
+
+        The default is for actions that no earlier step influences.
+        """
+        del planned
+        return self.plan(facts)
+
+
+class Check(Value, Generic[Facts]):
+    """A claim about a host that is judged and never made true."""
+
+    kind: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]]
+    unproven: ClassVar[bool] = False
+    """True where a sound repair stays although this check did not pass (throughput)."""
+
+    def probe(self) -> Probe[Facts]:
+        """Ask what `judge` needs to know."""
+        raise NotImplementedError
+
+    def judge(self, facts: Facts) -> Verdict:
+        """Decide whether the claim holds."""
+        raise NotImplementedError
+
+
+AnyAction = Action[Any]
+AnyCheck = Check[Any]

@@ -1,0 +1,480 @@
+"""What a host module stands on: read/write marks, refusals, and the context of a call.
+
+A function of a host module takes a `Context` and keyword arguments that are JSON, and returns JSON.
+It runs in a process of its own that the runner forks for the call (or for the whole change), so it
+may block: its deadline is kept from outside, by ending its whole process tree.
+"""
+
+import base64
+import ctypes
+import errno
+import json
+import os
+import pwd
+import select
+import signal
+import subprocess
+import sys
+import time
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OUTPUT_LIMIT = 32 * 1024  # bytes of each stream kept: half at the head, half at the tail
+
+
+def read(function):
+    """Mark a function as one that changes nothing; only these run in a dry-run session."""
+    function.effect = "read"
+    return function
+
+
+def write(function):
+    """Mark a function as one that may change the host; it runs only as part of a change."""
+    function.effect = "write"
+    return function
+
+
+class Refusal(Exception):
+    """A function says no: a failure class of fleetfix.errors, one line, and what to do."""
+
+    def __init__(self, kind, message, hint=""):
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+
+
+class Ran:
+    """How a command ended: `exit` is negative for a signal, None when its deadline ended it."""
+
+    def __init__(self, exit, stdout, stderr, cut):
+        self.exit = exit
+        self.stdout = stdout
+        self.stderr = stderr
+        self.cut = cut
+
+    @property
+    def text(self):
+        return self.stdout.decode("utf-8", "backslashreplace")
+
+    @property
+    def errors(self):
+        return self.stderr.decode("utf-8", "backslashreplace")
+
+
+class Kept:
+    """The head and the tail of a stream of any length, in memory that does not grow."""
+
+    def __init__(self, limit=OUTPUT_LIMIT):
+        self.half = limit // 2
+        self.head = bytearray()
+        self.tail = bytearray()
+        self.dropped = 0
+
+    def add(self, data):
+        room = self.half - len(self.head)
+        if room > 0:
+            self.head += data[:room]
+            data = data[room:]
+        self.tail += data
+        over = len(self.tail) - self.half
+        if over > 0:
+            self.dropped += over
+            del self.tail[:over]
+
+    def bytes(self):
+        if not self.dropped:
+            return bytes(self.head + self.tail)
+        note = "\n[... %d bytes cut ...]\n" % self.dropped
+        return bytes(self.head) + note.encode() + bytes(self.tail)
+
+
+class Context:
+    """What one call may know and use.
+
+    run, step     the ids of the run and of the step this call belongs to
+    state         the folder of this run on the host, `…/runs/RUN`; None in a dry run
+    memory        the folder of this change, `…/runs/RUN/undo/ID`; None for reads
+    home          the state folder of fleetfix on this host, `/var/lib/fleetfix` or the user's own
+    dry           whether the session may change anything
+    deadline      time.monotonic() at which the call is ended
+    """
+
+    def __init__(
+        self,
+        run,
+        step,
+        home,
+        state=None,
+        memory=None,
+        dry=False,
+        deadline=None,
+        say=None,
+        lock=None,
+    ):
+        self.run_id = run
+        self.step = step
+        self.home = home
+        self.state = state
+        self.memory = memory
+        self.dry = dry
+        self.deadline = deadline
+        self._say = say
+        self._lock = lock
+
+    # -- what undo will need ------------------------------------------------------------------
+
+    def remember(self, key, value):
+        """Keep `value` (JSON) for undo, durably, before this returns."""
+        os.makedirs(self.memory, mode=0o700, exist_ok=True)
+        write_durably(os.path.join(self.memory, key + ".json"), json.dumps(value).encode())
+
+    def recall(self, key, default=None):
+        """What `remember` kept under this key in this change, or `default`."""
+        try:
+            with open(os.path.join(self.memory, key + ".json"), "rb") as file:
+                return json.loads(file.read())
+        except FileNotFoundError:
+            return default
+
+    # -- acting -------------------------------------------------------------------------------
+
+    def remaining(self, most=None):
+        """Seconds until the deadline of the call, at most `most`."""
+        left = 3600.0 if self.deadline is None else self.deadline - time.monotonic()
+        return max(left if most is None else min(left, most), 0.05)
+
+    def say(self, text):
+        """Tell the operator, while the call runs, in one line."""
+        if self._say is not None:
+            self._say(text)
+
+    def command(self, argv, timeout=None, env=None, cwd="/", stdin=b"", uid=None, limit=OUTPUT_LIMIT):
+        """Run a command without a shell and wait for it and its output; its tree ends by `timeout`.
+
+        The environment is LC_ALL=C and a known PATH, plus `env`. With `uid` it runs as that user.
+        A missing program is exit 127, as in a shell.
+        """
+        environment = {"PATH": PATH, "LC_ALL": "C", "HOME": "/"}
+        before = None
+        if uid is not None:
+            environment.update(user_environment(uid))
+            if os.geteuid() != uid:
+                before = become(uid)
+        environment.update(env or {})
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                cwd=cwd,
+                preexec_fn=before,
+                start_new_session=True,
+                pass_fds=() if self._lock is None else (self._lock,),
+            )
+        except FileNotFoundError:
+            return Ran(127, b"", ("%s: not found\n" % argv[0]).encode(), False)
+        except PermissionError as error:
+            return Ran(126, b"", ("%s: %s\n" % (argv[0], error.strerror)).encode(), False)
+        return _converse(process, stdin, time.monotonic() + self.remaining(timeout), limit)
+
+    def as_user(self, uid, function, *args):
+        """Call `function(*args)` in a child that is that user, and return its JSON result.
+
+        For everything done in a tree that a user owns: what the user may not do, a link placed
+        there cannot make root do either. A Refusal or OSError of the child is raised here.
+        """
+        if os.geteuid() == uid:
+            return function(*args)
+        if os.geteuid() != 0:
+            raise Refusal("blocked", "this needs the rights of %s" % user_name(uid), "use become: true")
+        return _in_child(become(uid), function, args)
+
+
+def _converse(process, stdin, deadline, limit):
+    streams = {process.stdout: Kept(limit), process.stderr: Kept(limit)}
+    out, err = streams[process.stdout], streams[process.stderr]
+    poll = select.poll()
+    files = {}
+    for file in streams:
+        os.set_blocking(file.fileno(), False)
+        poll.register(file, select.POLLIN)
+        files[file.fileno()] = file
+    feed = memoryview(stdin)
+    if stdin:
+        os.set_blocking(process.stdin.fileno(), False)
+        poll.register(process.stdin, select.POLLOUT)
+        files[process.stdin.fileno()] = process.stdin
+    else:
+        process.stdin.close()
+    late = False
+    while files:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            late = True
+            break
+        if process.poll() is not None:
+            # The command is gone; a child it left behind may hold the pipes open for ever.
+            left = min(left, 0.2)
+        ready = poll.poll(left * 1000)
+        if not ready and process.poll() is not None:
+            break
+        for fd, _ in ready:
+            file = files[fd]
+            if file is process.stdin:
+                try:
+                    feed = feed[os.write(fd, feed[:65536]) :]
+                except BlockingIOError:
+                    continue
+                except BrokenPipeError:
+                    feed = feed[:0]
+                done = not feed
+            else:
+                data = os.read(fd, 65536)
+                streams[file].add(data)
+                done = not data
+            if done:
+                poll.unregister(fd)
+                del files[fd]
+                file.close()
+    if not late:
+        try:
+            process.wait(max(deadline - time.monotonic(), 0.05))
+        except subprocess.TimeoutExpired:
+            late = True
+    if late:
+        end_tree(process.pid)
+        process.poll()
+    for file in list(files.values()):
+        file.close()
+    cut = bool(out.dropped or err.dropped)
+    return Ran(None if late else process.returncode, out.bytes(), err.bytes(), cut)
+
+
+def become(uid):
+    """Make a function that turns the calling child into that user for good, groups included."""
+    entry = pwd.getpwuid(uid)
+
+    def turn():
+        os.initgroups(entry.pw_name, entry.pw_gid)
+        os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
+        os.setresuid(uid, uid, uid)
+
+    return turn
+
+
+def user_name(uid):
+    """The name of a user, or its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def user_home(uid):
+    """The home folder of a user, or `/`."""
+    try:
+        return pwd.getpwuid(uid).pw_dir
+    except KeyError:
+        return "/"
+
+
+def user_environment(uid):
+    """HOME, USER and LOGNAME of a user."""
+    return {"HOME": user_home(uid), "USER": user_name(uid), "LOGNAME": user_name(uid)}
+
+
+def _in_child(turn, function, args):
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.close(reader)
+            turn()
+            try:
+                answer = {"value": function(*args)}
+            except Refusal as no:
+                answer = {"refusal": [no.kind, no.message, no.hint]}
+            except OSError as error:
+                answer = {"oserror": [error.errno, error.strerror, error.filename]}
+            data = json.dumps(answer).encode()
+            while data:
+                data = data[os.write(writer, data) :]
+            code = 0
+        except BaseException as error:
+            sys.stderr.write("%s: %s\n" % (type(error).__name__, error))
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        data = file.read()
+    os.waitpid(pid, 0)
+    if not data:
+        raise Refusal("bug", "%s broke when run as its owner" % function.__name__)
+    answer = json.loads(data)
+    if "refusal" in answer:
+        raise Refusal(*answer["refusal"])
+    if "oserror" in answer:
+        raise OSError(*answer["oserror"])
+    return answer["value"]
+
+
+# -- durable files ----------------------------------------------------------------------------------
+
+
+def write_durably(path, data, mode=0o600):
+    """Put `data` at `path` by a temporary file and rename; durable when this returns."""
+    temporary = "%s.%d.tmp" % (path, os.getpid())
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def sync_folder(path):
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# -- process trees ----------------------------------------------------------------------------------
+
+
+def stat_of(pid):
+    """(state, ppid, start time in ticks) of a process, or None. Right for any command name."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            data = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name in parentheses may hold blanks and parentheses itself: fields count from the last one.
+    fields = data[data.rindex(b")") + 2 :].split()
+    return fields[0].decode(), int(fields[1]), int(fields[19])
+
+
+def alive(pid, start):
+    """Whether the process with this pid and start time exists and is not a zombie."""
+    stat = stat_of(pid)
+    return stat is not None and stat[2] == start and stat[0] not in "ZX"
+
+
+def all_processes():
+    """{pid: (state, ppid, start)} of every process that can be seen."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            stat = stat_of(int(name))
+            if stat is not None:
+                found[int(name)] = stat
+    return found
+
+
+def descendants(root, table=None):
+    """[(pid, start)] of every living process below `root`, parents first; `root` is not in it."""
+    table = all_processes() if table is None else table
+    children = {}
+    for pid, (_, ppid, _) in table.items():
+        children.setdefault(ppid, []).append(pid)
+    found, queue = [], [root]
+    while queue:
+        for child in children.get(queue.pop(0), ()):
+            queue.append(child)
+            if table[child][0] not in "ZX":
+                found.append((child, table[child][2]))
+    return found
+
+
+def end_tree(root, grace=0.0, spare=()):
+    """End `root` and all below it, and return [(pid, start)] of those that cannot be ended.
+
+    TERM first when there is a grace (seconds), then KILL until nothing is left. `root` goes last, so
+    that what its children leave behind still has it, a subreaper, as parent. `spare` holds pids that
+    are not signalled.
+    """
+    if grace > 0:
+        for pid, start in descendants(root) + [_self(root)]:
+            if pid not in spare:
+                send(pid, start, signal.SIGTERM)
+        until = time.monotonic() + grace
+        while time.monotonic() < until and _living(root, spare):
+            time.sleep(0.02)
+    until = time.monotonic() + 5.0
+    while time.monotonic() < until:
+        below = [one for one in descendants(root) if one[0] not in spare]
+        if not below:
+            break
+        for pid, start in below:
+            send(pid, start, signal.SIGKILL)
+        time.sleep(0.005)
+    own = _self(root)
+    send(own[0], own[1], signal.SIGKILL)
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until and _living(root, spare):
+        _reap(root)
+        time.sleep(0.005)
+    return _living(root, spare)
+
+
+def _self(root):
+    stat = stat_of(root)
+    return (root, stat[2] if stat else -1)
+
+
+def _living(root, spare):
+    own = _self(root)
+    there = [own] if alive(*own) else []
+    return there + [one for one in descendants(root) if one[0] not in spare]
+
+
+def _reap(pid):
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+
+
+def send(pid, start, signum):
+    """Signal a process only if it is still the same one. Says whether it was signalled."""
+    if not alive(pid, start):
+        return False
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def be_subreaper():
+    """Have orphans below this process become its children, so that none is lost from its tree."""
+    ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def escape(data):
+    """Bytes as text: UTF-8 where it is, `\\xNN` where it is not."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+def pack(data):
+    """Bytes as JSON text."""
+    return base64.b64encode(data).decode("ascii")
+
+
+def no_space(error):
+    """Whether an OSError says that a file system or quota is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
