@@ -1,0 +1,280 @@
+"""Every event of a run: what happened, in the past tense, appended and never changed.
+
+Views, the journal, resume and the exit code are readers of this one stream. A kind and its fields
+are frozen once released: fields are added with defaults, never renamed. `VERSION` grows when a reader
+of an older version would misread a record.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from fleetfix.action import Measurement
+from fleetfix.commands import Json, Risk, Value
+from fleetfix.errors import Failure
+from fleetfix.policy import Policy
+
+VERSION = 1
+
+Outcome = Literal[
+    "ok",  # nothing needed doing, and every check passed
+    "changed",  # mended, verified, proven
+    "pending",  # a dry run: something would be done
+    "skipped",  # the playbook has nothing for this host
+    "blocked",  # the host says why nothing may be done; nothing was changed
+    "busy",  # the host may not be disturbed now; nothing was changed
+    "unfinished",  # another run left work open here; nothing was changed
+    "unreachable",  # no connection before anything was changed
+    "failed",  # it went wrong, and was left where it stopped
+    "unproven",  # mended and sound, but its speed is not proven
+    "in_doubt",  # nothing tells whether a change was made
+    "rolled_back",  # it went wrong, and every change was undone
+    "rollback_failed",  # it went wrong, and so did going back
+    "rollback_pending",  # it went wrong, and the host was lost before going back
+    "cancelled",  # ended because the operator asked for it
+    "not_started",  # never its turn
+]
+
+GOOD: frozenset[Outcome] = frozenset({"ok", "changed", "pending", "skipped"})
+StepResult = Literal["ok", "changed", "skipped", "failed", "unknown", "blocked"]
+
+
+class ChangeShown(Value):
+    """A change as it is shown and recorded: all of it but the calls."""
+
+    key: str
+    parts: tuple[str, ...] = ()
+    summary: str
+    before: str = ""
+    after: str = ""
+    risk: Risk
+    fetch_bytes: int = 0
+
+
+class RunStarted(Value):
+    kind: Literal["run_started"] = "run_started"
+    playbook: str
+    source: str
+    digest: str
+    inventory: str
+    hosts: tuple[str, ...]
+    steps: tuple[tuple[str, str], ...]
+    """(id, name) of each step, in order."""
+    settings: dict[str, Json] = Field(default_factory=dict)
+    policy: Policy
+    operator: str
+    controller: str
+    version: str
+    dry: bool = False
+    reason: str = ""
+
+
+class HostConnected(Value):
+    kind: Literal["host_connected"] = "host_connected"
+    host: str
+    user: str
+    python: str
+    boot_id: str = ""
+    machine_id: str = ""
+    durable: bool = True
+
+
+class HostLost(Value):
+    kind: Literal["host_lost"] = "host_lost"
+    host: str
+    failure: Failure
+
+
+class StepPlanned(Value):
+    """What a step would do on a host, before anything changed. A check has a `verdict` or none."""
+
+    kind: Literal["step_planned"] = "step_planned"
+    host: str
+    step: str
+    pending: bool
+    changes: tuple[ChangeShown, ...] = ()
+    blocked: str | None = None
+    notes: tuple[str, ...] = ()
+    verdict: str | None = None
+    reason: str = ""
+
+
+class HostPlanned(Value):
+    """All steps of a host are planned: whether anything is pending there."""
+
+    kind: Literal["host_planned"] = "host_planned"
+    host: str
+    pending: bool
+
+
+class WaveStarted(Value):
+    kind: Literal["wave_started"] = "wave_started"
+    name: str
+    """`canary`, or `batch 2`."""
+    hosts: tuple[str, ...]
+
+
+class HostStarted(Value):
+    """The host's turn began: from here on the run has touched it."""
+
+    kind: Literal["host_started"] = "host_started"
+    host: str
+
+
+class StepStarted(Value):
+    kind: Literal["step_started"] = "step_started"
+    host: str
+    step: str
+    attempt: int = 1
+
+
+class StepWaited(Value):
+    """A check did not hold yet and is asked again within its time."""
+
+    kind: Literal["step_waited"] = "step_waited"
+    host: str
+    step: str
+    reason: str
+
+
+class ChangeStarted(Value):
+    """Durable in the journal before the change is sent."""
+
+    kind: Literal["change_started"] = "change_started"
+    host: str
+    step: str
+    change: str
+    """`RUN/STEP/ATTEMPT/N`, the id on the host too."""
+    shown: ChangeShown
+
+
+class ChangeFinished(Value):
+    kind: Literal["change_finished"] = "change_finished"
+    host: str
+    step: str
+    change: str
+    ok: bool
+    failure: Failure | None = None
+    exit: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    cut: bool = False
+    seconds: float = 0.0
+
+
+class StepFinished(Value):
+    kind: Literal["step_finished"] = "step_finished"
+    host: str
+    step: str
+    result: StepResult
+    reason: str = ""
+    failure: Failure | None = None
+    measured: Measurement | None = None
+    proven: bool = False
+    """A measurement that passed a judgement: it becomes the job's baseline."""
+    seconds: float = 0.0
+
+
+class HostSaid(Value):
+    """A line from a host while it works, or something found and left alone."""
+
+    kind: Literal["host_said"] = "host_said"
+    host: str
+    step: str
+    text: str
+
+
+class RollbackStarted(Value):
+    kind: Literal["rollback_started"] = "rollback_started"
+    host: str
+    reason: str
+
+
+class ChangeUndone(Value):
+    kind: Literal["change_undone"] = "change_undone"
+    host: str
+    step: str
+    change: str
+    summary: str
+    ok: bool
+    failure: Failure | None = None
+
+
+class RollbackFinished(Value):
+    kind: Literal["rollback_finished"] = "rollback_finished"
+    host: str
+    result: Literal["rolled_back", "rollback_failed", "rollback_pending"]
+
+
+class HostFinished(Value):
+    """The one final word on a host in this run."""
+
+    kind: Literal["host_finished"] = "host_finished"
+    host: str
+    outcome: Outcome
+    reason: str = ""
+    failure: Failure | None = None
+    """The first error, kept through any rollback."""
+    step: str = ""
+    touched: bool = False
+    job_stopped: bool = False
+    """A job was stopped by this run and is not running again."""
+    open: tuple[str, ...] = ()
+    """What is left open on the host: it refuses other runs until resumed, rolled back or released."""
+
+
+class RunHalted(Value):
+    """No further host is started."""
+
+    kind: Literal["run_halted"] = "run_halted"
+    reason: str
+
+
+class RunInterrupted(Value):
+    kind: Literal["run_interrupted"] = "run_interrupted"
+    signal: str
+    times: int
+
+
+class RunFinished(Value):
+    kind: Literal["run_finished"] = "run_finished"
+    exit: int
+
+
+Event = Annotated[
+    RunStarted
+    | HostConnected
+    | HostLost
+    | StepPlanned
+    | HostPlanned
+    | WaveStarted
+    | HostStarted
+    | StepStarted
+    | StepWaited
+    | ChangeStarted
+    | ChangeFinished
+    | StepFinished
+    | HostSaid
+    | RollbackStarted
+    | ChangeUndone
+    | RollbackFinished
+    | HostFinished
+    | RunHalted
+    | RunInterrupted
+    | RunFinished,
+    Field(discriminator="kind"),
+]
+
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+
+
+class Record(Value):
+    """An event with its place in the run. `at` is the controller's time, seconds since the epoch."""
+
+    v: int = VERSION
+    run: str
+    seq: int
+    at: float
+    event: Event

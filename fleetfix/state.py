@@ -1,0 +1,208 @@
+"""What a run looks like now, folded from its events; equal histories give equal states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import assert_never
+
+from fleetfix.action import Measurement
+from fleetfix.errors import Failure
+from fleetfix.events import (
+    GOOD,
+    ChangeFinished,
+    ChangeShown,
+    ChangeStarted,
+    ChangeUndone,
+    HostConnected,
+    HostFinished,
+    HostLost,
+    HostPlanned,
+    HostSaid,
+    HostStarted,
+    Outcome,
+    Record,
+    RollbackFinished,
+    RollbackStarted,
+    RunFinished,
+    RunHalted,
+    RunInterrupted,
+    RunStarted,
+    StepFinished,
+    StepPlanned,
+    StepStarted,
+    StepWaited,
+    WaveStarted,
+)
+
+
+@dataclass(frozen=True)
+class StepState:
+    """One step on one host: what was planned, and how it ended."""
+
+    planned: StepPlanned | None = None
+    result: str | None = None
+    reason: str = ""
+    failure: Failure | None = None
+    measured: Measurement | None = None
+    proven: bool = False
+
+
+@dataclass(frozen=True)
+class HostState:
+    """One host: where it is in the run, and its one final outcome."""
+
+    name: str
+    connected: bool = False
+    durable: bool = True
+    pending: bool | None = None
+    """None until it is planned."""
+    started: bool = False
+    step: str = ""
+    """The step it is in, or was in last."""
+    doing: str = ""
+    steps: dict[str, StepState] = field(default_factory=dict)
+    changes: dict[str, ChangeShown] = field(default_factory=dict)
+    """Every change begun and not undone, by id, oldest first."""
+    rolling_back: bool = False
+    first_failure: Failure | None = None
+    finished: HostFinished | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.finished.outcome if self.finished else None
+
+    def in_step(self, step: str, **changes: object) -> HostState:
+        state = replace(self.steps.get(step, StepState()), **changes)  # type: ignore[arg-type]
+        return replace(self, steps={**self.steps, step: state})
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The run as a whole."""
+
+    run: str = ""
+    started: RunStarted | None = None
+    began_at: float = 0.0
+    ended_at: float | None = None
+    hosts: dict[str, HostState] = field(default_factory=dict)
+    waves: tuple[WaveStarted, ...] = ()
+    halted: str | None = None
+    interrupted: int = 0
+    exit: int | None = None
+
+    def count(self, *outcomes: Outcome) -> int:
+        return sum(1 for host in self.hosts.values() if host.outcome in outcomes)
+
+
+def fold(records: Iterable[Record], state: RunState | None = None) -> RunState:
+    """Fold records, in order, onto a state."""
+    return reduce(after, records, state or RunState())
+
+
+def after(state: RunState, record: Record) -> RunState:
+    """The state after one more record."""
+    event = record.event
+    match event:
+        case RunStarted():
+            hosts = {name: HostState(name) for name in event.hosts}
+            return replace(state, run=record.run, started=event, began_at=record.at, hosts=hosts)
+        case WaveStarted():
+            return replace(state, waves=(*state.waves, event))
+        case RunHalted():
+            return replace(state, halted=state.halted or event.reason)
+        case RunInterrupted():
+            return replace(state, interrupted=max(state.interrupted, event.times))
+        case RunFinished():
+            return replace(state, exit=event.exit, ended_at=record.at)
+        case _:
+            host = _host_after(state.hosts.get(event.host, HostState(event.host)), event)
+            # Copying the mapping for each event would make a run of n hosts cost n squared: the state
+            # is handed on, never kept, so its mapping is.
+            state.hosts[event.host] = host
+            return state
+
+
+HostEvent = (
+    HostConnected
+    | HostLost
+    | StepPlanned
+    | HostPlanned
+    | HostStarted
+    | StepStarted
+    | StepWaited
+    | ChangeStarted
+    | ChangeFinished
+    | StepFinished
+    | HostSaid
+    | RollbackStarted
+    | ChangeUndone
+    | RollbackFinished
+    | HostFinished
+)
+
+
+def _host_after(host: HostState, event: HostEvent) -> HostState:
+    match event:
+        case HostConnected():
+            return replace(host, connected=True, durable=event.durable)
+        case HostLost():
+            return replace(host, connected=False, first_failure=host.first_failure or event.failure)
+        case StepPlanned():
+            return host.in_step(event.step, planned=event)
+        case HostPlanned():
+            return replace(host, pending=event.pending)
+        case HostStarted():
+            return replace(host, started=True)
+        case StepStarted():
+            return replace(host, step=event.step, doing="")
+        case StepWaited() | HostSaid():
+            return replace(host, doing=event.reason if isinstance(event, StepWaited) else event.text)
+        case ChangeStarted():
+            changes = {**host.changes, event.change: event.shown}
+            return replace(host, changes=changes, doing=event.shown.summary)
+        case ChangeFinished():
+            return replace(host, first_failure=host.first_failure or event.failure)
+        case StepFinished():
+            return _step_finished(host, event)
+        case RollbackStarted():
+            return replace(host, rolling_back=True, doing="going back")
+        case ChangeUndone():
+            left = {id: shown for id, shown in host.changes.items() if id != event.change or not event.ok}
+            return replace(host, changes=left)
+        case RollbackFinished():
+            return replace(host, rolling_back=False)
+        case HostFinished():
+            return replace(host, finished=event, doing="")
+    assert_never(event)
+
+
+def _step_finished(host: HostState, event: StepFinished) -> HostState:
+    host = host.in_step(
+        event.step,
+        result=event.result,
+        reason=event.reason,
+        failure=event.failure,
+        measured=event.measured,
+        proven=event.proven,
+    )
+    return replace(host, first_failure=host.first_failure or event.failure)
+
+
+def exit_code(state: RunState, *, detailed: bool = False) -> int:
+    """The exit code of a run: 130 > 3 > 2 > 4 > 6 > 0 (70 and 1 never get this far).
+
+    With `detailed`, a plan that found changes is 6 where it would be 0.
+    """
+    outcomes = {host.outcome or "not_started" for host in state.hosts.values()}
+    if state.interrupted:
+        return 130
+    if state.halted:
+        return 3
+    bad = outcomes - GOOD
+    if bad - {"unreachable", "not_started"}:
+        return 2
+    if bad:
+        return 4 if "unreachable" in bad else 2
+    return 6 if detailed and "pending" in outcomes else 0
