@@ -7,9 +7,10 @@ commands.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from fleetfix.errors import Failure
 
@@ -26,6 +27,45 @@ RISK_ORDER: dict[Risk, int] = {"reversible": 0, "compensable": 1, "irreversible"
 
 Altered = Literal["environment", "job", "caches", "parts", "files"]
 """What a change alters, for the steps after it that foresee their own plan from it."""
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {letter: (1000**power, 1024**power) for power, letter in enumerate("KMGTP", start=1)}
+
+
+def read_seconds(value: object) -> float:
+    """Read `90`, `1.5`, `"60s"`, `"5m"`, `"1h"`, `"2d"`, `"1h30m"` or `"250ms"` as seconds."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    text = str(value).strip()
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text)
+    if isinstance(value, str) and re.fullmatch(r"(\d+(\.\d+)?(ms|s|m|h|d)\s*)+", text):
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text)
+        return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    raise ValueError("a time such as 60s, 5m, 1h, or a number of seconds")
+
+
+def read_bytes(value: object) -> int:
+    """Read `67108864`, `"64MiB"`, `"2GB"` or `"1.5G"` as bytes; `K M G T P` alone count by 1024."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGTP])(iB|B)?|B)?", str(value).strip())
+    if isinstance(value, str) and match:
+        number, letter, suffix = match.groups()
+        factor = 1 if letter is None else _SIZES[letter][suffix != "B"]
+        return round(float(number) * factor)
+    raise ValueError("a size such as 64MiB, 2GB, or a number of bytes")
+
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(read_seconds, json_schema_input_type=float | str),
+    Field(ge=0, allow_inf_nan=False),
+]
+"""A time in seconds, written `60s`, `5m`, `1h` or as a number."""
+
+Bytes = Annotated[int, BeforeValidator(read_bytes, json_schema_input_type=int | str), Field(ge=0)]
+"""A size in bytes, written `64MiB`, `2GB` or as a number."""
 
 
 class Value(BaseModel):

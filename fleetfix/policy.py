@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, GetCoreSchemaHandler
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
-from fleetfix.commands import Value
+from fleetfix.commands import Seconds, Value
 
 
 class Share:
@@ -74,20 +74,26 @@ class Share:
         }
 
 
+def _one_or_many(value: object) -> object:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
 class Policy(Value):
     """How far a run goes, and when it stops by itself."""
 
     canary: int = Field(default=1, ge=0)
     """The first hosts with something to do; alone, and before all others."""
-    batch: tuple[Share, ...] = (Share(None, 25.0),)
-    """Sizes of the batches after the canary; the last one repeats."""
+    batch: Annotated[tuple[Share, ...], BeforeValidator(_one_or_many), Field(min_length=1)] = Field(
+        default=(Share(None, 25.0),), json_schema_extra={"default": ["25%"]}
+    )
+    """Sizes of the batches after the canary, one or a list; the last one repeats."""
     forks: int = Field(default=64, ge=1)
     """Hosts talked to at the same time."""
     max_failures: Share = Share(0, None)
     """Touched hosts that may end badly before no further host is started."""
     max_unreachable: Share = Share(None, 10.0)
     """Hosts that may be unreachable or blocked before anything was changed."""
-    soak: float = Field(default=0.0, ge=0)
+    soak: Seconds = 0.0
     """Seconds between one batch and the next."""
     on_unproven: Literal["halt", "count"] = "halt"
     """A host that is mended and sound, but not proven fast, halts the run or counts as a failure."""
