@@ -1,8 +1,9 @@
 """What an action and a check are: questions to a host, and pure decisions from the answers.
 
 An action or check never speaks to a host. `probe` is a generator that yields tuples of `Read`s, is
-sent a tuple of `Completed`s of the same length, and returns facts. `plan`, `foresee` and `judge` are
-pure and total: equal facts give equal answers, and no facts make them raise.
+sent a tuple of `Completed`s of the same length, and returns facts. Where the answers make facts
+impossible it raises `HostError`: the plan is then blocked, the check unknown. `plan`, `foresee` and
+`judge` are pure and total: equal facts give equal answers, and no facts make them raise.
 """
 
 from __future__ import annotations
@@ -66,8 +67,11 @@ class Action(Value, Generic[Facts]):
     kind: ClassVar[str]
     modules: ClassVar[tuple[str, ...]]
     """The host modules whose functions its reads and changes call."""
-    converges: ClassVar[bool] = True
-    """False where the change is by the author's word (a bare `shell`): never repeated unasked."""
+
+    @property
+    def converges(self) -> bool:
+        """False where a change is by the author's word (a bare `shell`): never repeated unasked."""
+        return True
 
     def probe(self) -> Probe[Facts]:
         """Ask what `plan` needs to know."""
@@ -93,6 +97,11 @@ class Check(Value, Generic[Facts]):
     modules: ClassVar[tuple[str, ...]]
     unproven: ClassVar[bool] = False
     """True where a sound repair stays although this check did not pass (throughput)."""
+
+    @property
+    def makes_baseline(self) -> bool:
+        """Whether what it measures, once passed, is what the same job is compared with from then on."""
+        return False
 
     def probe(self) -> Probe[Facts]:
         """Ask what `judge` needs to know."""
