@@ -1,0 +1,250 @@
+"""A session: one host spoken to for the time of a run, and the promises it keeps.
+
+`open_session` picks the transport that the host names. A session is opened for a `Purpose`; nothing is
+written on the host before `acquire`, and nothing at all where the purpose is a dry run. Everything
+that fails on the way to the host, or is refused by it, is a `HostError` with its failure class; what a
+function answered, its own refusal included, is a `Completed`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from fleetfix.commands import Change, Completed, Json, Read, Risk, Value
+from fleetfix.errors import Bug, Failure, HostError
+
+if TYPE_CHECKING:
+    from fleetfix.inventory import Host
+
+Progress = Callable[[str, str], None]
+"""Told a step id and one line of text while a call of that step runs."""
+
+
+class Claim(Value):
+    """A host's note that a run has unfinished business there; it survives reboots.
+
+    `open` says in words what is open, one item a change; `since` is the host's time, ISO 8601, UTC.
+    """
+
+    run: str
+    operator: str
+    controller: str
+    since: str
+    open: tuple[str, ...] = ()
+
+
+class Lease(Value):
+    """Who may write to the host now. `expires` is in seconds since the epoch by the host's clock.
+
+    `epoch` counts up at each acquisition on that host: an owner with an older one is refused.
+    """
+
+    run: str
+    operator: str
+    controller: str
+    reason: str = ""
+    since: str
+    expires: float
+    epoch: int
+    boot_id: str
+
+
+class HostInfo(Value):
+    """What the host said of itself when the session was opened.
+
+    `home` is where fleetfix keeps its records there; `durable` is False where a reboot makes them
+    unknown. `disabled` is the text of the host's own kill switch, None where it is not set. `now` is
+    the host's clock, in seconds since the epoch.
+    """
+
+    python: str
+    uid: int
+    user: str
+    hostname: str
+    boot_id: str
+    machine_id: str
+    now: float
+    home: str
+    durable: bool = True
+    disabled: str | None = None
+    claims: tuple[Claim, ...] = ()
+    lease: Lease | None = None
+
+
+PastState = Literal["begun", "done", "failed", "in_doubt", "undone", "undo_failed"]
+"""begun: its lock is held, it runs now. done: every call answered well. failed: a call did not, the
+rest was not called. in_doubt: it began, nothing runs, and nothing tells how it ended."""
+
+
+class Past(Value):
+    """One change of this run, as the host's own log tells it. `at` is when it began, host's clock."""
+
+    id: str
+    step: str
+    summary: str
+    risk: Risk
+    state: PastState
+    at: float
+    completed: Completed | None = None
+
+
+class Purpose(Value):
+    """What a session is opened for, and by whom."""
+
+    run: str
+    playbook: str
+    dry: bool
+    operator: str
+    controller: str
+    reason: str = ""
+
+
+class Session(Protocol):
+    """One host, spoken to. Calls may overlap; a change waits for the one before it.
+
+    Where the connection is lost, a session tries for a while to come back and to ask again, which
+    ids make safe; when that fails each pending call raises `HostError(unreachable)`.
+    """
+
+    @property
+    def info(self) -> HostInfo:
+        """What the host said of itself; `acquire` brings it up to date."""
+        ...
+
+    async def read(self, step: str, reads: Sequence[Read]) -> tuple[Completed, ...]:
+        """Answer reads, in their order, in one round trip; equal reads are asked once."""
+        ...
+
+    async def acquire(self) -> None:
+        """Take lease and claim, before the first write. Again it is a no-op.
+
+        Raises HostError: lease_held, unfinished, disabled.
+        """
+        ...
+
+    async def change(self, id: str, step: str, change: Change) -> Completed:
+        """Make a change at most once. The id is `RUN/STEP/ATTEMPT/N`.
+
+        Asked again it answers as recorded, waits for it where it still runs, or answers `in_doubt`.
+        Raises HostError: disabled, lease_held (superseded), bug (the id was used for another change).
+        """
+        ...
+
+    async def undo(self, id: str) -> Completed:
+        """Replay the undo of a change from the host's own log; a second time it answers as recorded."""
+        ...
+
+    async def past(self) -> tuple[Past, ...]:
+        """Tell this run's changes on this host, oldest first."""
+        ...
+
+    async def note(self, name: str, value: Json) -> None:
+        """Keep a value beside this run's records on the host, for whoever resumes it."""
+        ...
+
+    async def recall(self, name: str) -> Json:
+        """What `note` kept under this name for this run, or None."""
+        ...
+
+    async def end(self, outcome: str, *, keep_claim: bool, commit: bool) -> None:
+        """Record how the run ended here and let go of the lease, and of the claim unless it is kept.
+
+        With `commit` the commit calls of every change that is done are made first.
+        """
+        ...
+
+    async def cancel(self) -> tuple[str, ...]:
+        """End the whole process tree of every running call; name the pids that cannot end."""
+        ...
+
+    async def close(self) -> None:
+        """Hang up. What runs on the host is left to the host: reads end, a change finishes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Timers:
+    """Seconds that both ends keep to; the same for every host of a run."""
+
+    ping: float = 15.0
+    silence: float = 45.0
+    """How long the controller bears to hear nothing before it holds the connection for lost."""
+    orphaned: float = 60.0
+    """How long the host bears to hear nothing before it ends itself."""
+    reconnect_within: float = 120.0
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a session is opened, beyond host and purpose.
+
+    `modules` are sources of host modules that are not fleetfix's own, by module name. `host_keys` is
+    "ask-nothing" strict, or accepts keys of hosts never seen. `root` is put before each path that the
+    runner itself keeps records at; only tests set it.
+    """
+
+    connect_timeout: float = 15.0
+    progress: Progress | None = None
+    timers: Timers = field(default_factory=Timers)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    host_keys: Literal["strict", "accept_new"] | None = None
+    root: str = ""
+
+
+Opener = Callable[["Host", Purpose, Opening], Awaitable[Session]]
+
+_OPENERS = {
+    "asyncssh": "fleetfix.transports.asyncssh_wire",
+    "local": "fleetfix.transports.local",
+    "scripted": "fleetfix.transports.scripted",
+}
+"""Where each transport's `open_session(host, purpose, opening)` is. Imported only where a host needs it."""
+
+
+async def open_session(
+    host: Host,
+    purpose: Purpose,
+    *,
+    connect_timeout: float = 15.0,
+    progress: Progress | None = None,
+    timers: Timers | None = None,
+    modules: Mapping[str, str] | None = None,
+    host_keys: Literal["strict", "accept_new"] | None = None,
+    root: str = "",
+) -> Session:
+    """Open a session on a host over the transport it names.
+
+    Raises HostError: unreachable, auth, host_key, no_python, sudo.
+    """
+    opening = Opening(
+        connect_timeout=connect_timeout,
+        progress=progress,
+        timers=timers or Timers(),
+        modules=modules or {},
+        host_keys=host_keys,
+        root=root,
+    )
+    name = _OPENERS.get(host.transport)
+    if name is None:
+        raise Bug(f"no transport is called {host.transport!r}")
+    opener: Opener = importlib.import_module(name).open_session
+    return await opener(host, purpose, opening)
+
+
+def host_error(kind: str, message: str, hint: str = "") -> HostError:
+    """Make a HostError from a failure class that came over the wire; an unknown class is a bug."""
+    try:
+        failure = Failure.model_validate({"kind": kind, "message": message, "hint": hint})
+    except ValueError:
+        failure = Failure(
+            kind="bug", message=f"the host answered with a failure of class {kind!r}: {message}"
+        )
+    return HostError(failure)
+
+
+def unfinished_hint(run: str) -> str:
+    """The commands that settle what a run left open."""
+    return f"fleetfix resume {run} | fleetfix rollback {run} | fleetfix release {run}"
