@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from fleetfix.errors import Failure
+from fleetfix.errors import Failure, HostError
 
 Json = Any
 """Anything that `json` can write. What crosses the wire is checked at its ends, not by types."""
@@ -139,3 +139,10 @@ class Completed(Value):
     @property
     def ok(self) -> bool:
         return self.failure is None and not self.in_doubt and self.exit == 0
+
+    def answer(self) -> Json:
+        """The value of a call that ended well. Raises HostError where it did not."""
+        if self.ok:
+            return self.value
+        message = "the call began, and nothing tells how it ended" if self.in_doubt else f"exit {self.exit}"
+        raise HostError(self.failure or Failure(kind="command", message=message))
