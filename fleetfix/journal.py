@@ -1,0 +1,387 @@
+"""The journal: every record of every run on this controller, in one SQLite file.
+
+A record is durable when `append` returns (WAL, synchronous=FULL, one transaction an append). What is
+derived from records (the list of runs, the last outcome of each host, measurements) is written in the
+same transaction. Readers never wait for a writer, nor a writer for readers. Folder 0700, files 0600.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+import statistics
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fleetfix.action import Measurement
+from fleetfix.errors import JournalError
+from fleetfix.events import EVENT, HostFinished, Record, RunFinished, RunStarted, StepFinished
+
+APPLICATION = 0x666C6678
+"""`flfx`, in the header of the file: no other program's database is taken for a journal."""
+
+BUSY_SECONDS = 20.0
+BASELINE_OF = 5
+"""A baseline is the median of this many proven measurements, the newest: one lucky run does not
+raise the bar for good, and one slow one does not lower it."""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE records (
+            run TEXT, seq INTEGER, at REAL NOT NULL, v INTEGER NOT NULL, kind TEXT NOT NULL,
+            host TEXT, event TEXT NOT NULL, PRIMARY KEY (run, seq)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE runs (
+            run TEXT PRIMARY KEY, playbook TEXT NOT NULL, began REAL NOT NULL, ended REAL,
+            exit INTEGER, dry INTEGER NOT NULL, hosts TEXT NOT NULL, operator TEXT NOT NULL,
+            controller TEXT NOT NULL, reason TEXT NOT NULL
+        ) WITHOUT ROWID""",
+        "CREATE INDEX runs_by_time ON runs (began)",
+        """CREATE TABLE outcomes (
+            run TEXT, host TEXT, outcome TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (run, host)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE measurements (
+            job TEXT, at REAL, run TEXT, host TEXT, scope TEXT NOT NULL, rate REAL NOT NULL,
+            measurement TEXT NOT NULL, PRIMARY KEY (job, at, run, host)
+        ) WITHOUT ROWID""",
+    ),
+)
+"""Statements that lead from each schema version (`user_version`) to the next; only ever appended to."""
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run as a list shows it. `exit` is None where it did not finish; `driven` says that a
+    fleetfix of this controller drives it now."""
+
+    run: str
+    playbook: str
+    began: float
+    ended: float | None
+    exit: int | None
+    dry: bool
+    hosts: tuple[str, ...]
+    operator: str
+    controller: str
+    reason: str
+    driven: bool = False
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+class Journal:
+    """An open journal. Safe to use from several threads; one process drives a run, many may read it."""
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+        self.folder = folder
+        self.path = folder / "journal.db"
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, folder: Path) -> Journal:
+        """Open the journal of this folder; folder, file and schema are made where they lack.
+
+        Raises JournalError: the folder cannot be written, the file is no journal, is damaged, or was
+        made by a newer fleetfix.
+        """
+        path = folder / "journal.db"
+        with _spoken(path):
+            _make_private(folder, path)
+            connection = sqlite3.connect(
+                path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                _prepare(connection, path)
+            except BaseException:
+                connection.close()
+                raise
+        return cls(folder, connection)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Keep records; they are durable when this returns, all of them or none."""
+        with self._lock, _spoken(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                for record in records:
+                    self._keep(record)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # After some errors (a full disk) SQLite has rolled back by itself.
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def _keep(self, record: Record) -> None:
+        event = record.event
+        text = json.dumps(event.model_dump(mode="json"), separators=(",", ":"))
+        host = getattr(event, "host", None)
+        try:
+            self._connection.execute(
+                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (record.run, record.seq, record.at, record.v, event.kind, host, text),
+            )
+        except sqlite3.IntegrityError as error:
+            raise JournalError(
+                f"run {record.run} is written by another process too (record {record.seq} is taken)",
+                hint="let that process end before this run is taken up again",
+            ) from error
+        self._derive(record)
+
+    def _derive(self, record: Record) -> None:
+        event, execute = record.event, self._connection.execute
+        match event:
+            case RunStarted():
+                execute(
+                    "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, NULL, NULL, ?, ?, ?, ?, ?)",
+                    (
+                        *(record.run, event.playbook, record.at, event.dry, json.dumps(event.hosts)),
+                        *(event.operator, event.controller, event.reason),
+                    ),
+                )
+            case RunFinished():
+                execute(
+                    "UPDATE runs SET ended = ?, exit = ? WHERE run = ?", (record.at, event.exit, record.run)
+                )
+            case HostFinished():
+                execute(
+                    "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?)",
+                    (record.run, event.host, event.outcome, record.at),
+                )
+            case StepFinished(measured=Measurement() as measured, proven=True):
+                execute(
+                    "INSERT OR REPLACE INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        *(measured.job, record.at, record.run, event.host, measured.scope, measured.rate),
+                        measured.model_dump_json(),
+                    ),
+                )
+
+    @contextlib.contextmanager
+    def drive(self, run: str) -> Iterator[None]:
+        """Hold a run for this process; JournalError where another one of this controller drives it.
+
+        The kernel lets go of the hold when the process ends, however it ends.
+        """
+        with _spoken(self.path):
+            self._hold(run).parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(self._hold(run), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise JournalError(
+                    f"run {run} is being driven by another process of this machine",
+                    hint="interrupt that process, or wait until it ends",
+                ) from None
+            yield
+            with contextlib.suppress(OSError):
+                self._hold(run).unlink()
+        finally:
+            os.close(descriptor)
+
+    def driven(self, run: str) -> bool:
+        """Whether a process of this controller drives the run now."""
+        try:
+            descriptor = os.open(self._hold(run), os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def _hold(self, run: str) -> Path:
+        return self.folder / "driven" / run.replace("/", "_")
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def records(self, run: str, *, host: str | None = None) -> Iterator[Record]:
+        """Tell the records of a run, oldest first; with `host`, those of it and of the run itself."""
+        query = "SELECT seq, at, v, event FROM records WHERE run = ? "
+        query += "AND (host IS NULL OR host = ?) ORDER BY seq" if host is not None else "ORDER BY seq"
+        for seq, at, v, text in self._ask(query, (run, host) if host is not None else (run,)):
+            try:
+                event = EVENT.validate_json(text)
+            except ValueError as error:
+                raise JournalError(
+                    f"record {seq} of run {run} cannot be read by this fleetfix (schema {v})",
+                    hint="it was written by a newer version: upgrade this one",
+                ) from error
+            yield Record(v=v, run=run, seq=seq, at=at, event=event)
+
+    def runs(self, limit: int = 20) -> tuple[RunRow, ...]:
+        """List runs, the newest first."""
+        query = "SELECT * FROM runs ORDER BY began DESC, run DESC LIMIT ?"
+        return tuple(self._row(row) for row in self._ask(query, (limit,)))
+
+    def run(self, run: str) -> RunRow | None:
+        """Tell of one run, by its whole id."""
+        rows = self._ask("SELECT * FROM runs WHERE run = ?", (run,))
+        return self._row(rows[0]) if rows else None
+
+    def find(self, text: str) -> str:
+        """Find the one run whose id is, or begins with, this; `last` is the newest.
+
+        Raises JournalError where there is none or more than one.
+        """
+        if text == "last":
+            newest = self.runs(1)
+            if not newest:
+                raise JournalError("no run is in the journal yet", hint="`fleetfix run` makes one")
+            return newest[0].run
+        rows = self._ask(
+            "SELECT run FROM runs WHERE substr(run, 1, ?) = ? ORDER BY run = ? DESC, began DESC LIMIT 4",
+            (len(text), text, text),
+        )
+        found = [str(row[0]) for row in rows]
+        if not found or not text:
+            raise JournalError(
+                f"no run is called {text!r} in this journal", hint="`fleetfix runs` lists them"
+            )
+        if len(found) > 1 and found[0] != text:
+            listed = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+            raise JournalError(f"{text!r} begins more than one run: {listed}", hint="give more of the id")
+        return found[0]
+
+    def last_seq(self, run: str) -> int:
+        """The number of the run's last record; 0 where it has none."""
+        return int(self._ask("SELECT coalesce(max(seq), 0) FROM records WHERE run = ?", (run,))[0][0])
+
+    def baseline(self, job: str) -> Measurement | None:
+        """The rate that this job has proven: the median one of the newest few, all of one scope."""
+        rows = self._ask(
+            "SELECT measurement FROM measurements WHERE job = ? ORDER BY at DESC LIMIT ?",
+            (job, BASELINE_OF),
+        )
+        proven = [Measurement.model_validate_json(row[0]) for row in rows]
+        alike = [one for one in proven if one.scope == proven[0].scope]
+        if not alike:
+            return None
+        middle = statistics.median_low(one.rate for one in alike)
+        return next(one for one in alike if one.rate == middle)
+
+    def _row(self, row: tuple[Any, ...]) -> RunRow:
+        run, playbook, began, ended, exit, dry, hosts, operator, controller, reason = row
+        counts = self._ask("SELECT outcome, count(*) FROM outcomes WHERE run = ? GROUP BY outcome", (run,))
+        return RunRow(
+            run=run,
+            playbook=playbook,
+            began=began,
+            ended=ended,
+            exit=exit,
+            dry=bool(dry),
+            hosts=tuple(json.loads(hosts)),
+            operator=operator,
+            controller=controller,
+            reason=reason,
+            driven=self.driven(run),
+            outcomes=dict(counts),
+        )
+
+    def _ask(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        with self._lock, _spoken(self.path):
+            return self._connection.execute(query, values).fetchall()
+
+
+# -- making and opening ---------------------------------------------------------------------------
+
+
+def _make_private(folder: Path, path: Path) -> None:
+    """Make folder and file so that nobody else ever could open them; SQLite copies the file's mode."""
+    made = not folder.exists()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if made:
+        folder.chmod(0o700)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    if _version(connection, path) < len(MIGRATIONS):
+        _migrate(connection, path)
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if application != APPLICATION and tables:
+        raise JournalError(f"{path} is a database of another program", hint="name another state_dir")
+    if version > len(MIGRATIONS):
+        raise JournalError(
+            f"{path} was written by a newer fleetfix (schema {version})", hint="upgrade this one"
+        )
+    return version
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Lead the schema to today's in one transaction: a kill leaves the old one whole."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have been first.
+        for step in MIGRATIONS[_version(connection, path) :]:
+            for statement in step:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def _spoken(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the system say into one line and what to do about it."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _meaning(path, str(error)) from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise JournalError(f"the journal {path} cannot be written: {reason}", hint=_ELSEWHERE) from error
+
+
+def _meaning(path: Path, said: str) -> JournalError:
+    for part, (message, hint) in _MEANINGS.items():
+        if part in said.lower():
+            return JournalError(f"the journal {path} {message}", hint=hint)
+    return JournalError(f"the journal {path} cannot be used: {said}")
+
+
+_ELSEWHERE = "set FLEETFIX_STATE_DIR, or state_dir in config.toml, to a folder of your own"
+_DAMAGED = "move it aside: what was done on hosts stands in the hosts' own logs"
+_MEANINGS = {
+    "not a database": ("is damaged, or no journal at all", _DAMAGED),
+    "malformed": ("is damaged", _DAMAGED),
+    "locked": ("is held by another process", "wait for it; one transaction takes milliseconds"),
+    "disk is full": ("cannot be written: no space is left", "make room; nothing goes on without a journal"),
+    "readonly": ("cannot be written: it is read-only", _ELSEWHERE),
+    "unable to open": ("cannot be opened", _ELSEWHERE),
+    "disk i/o": ("cannot be used: the disk under it fails", _ELSEWHERE),
+}
