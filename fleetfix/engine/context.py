@@ -1,0 +1,142 @@
+"""What all hosts of a run share: the request, the recorder, the slots, the clock, the interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fleetfix.commands import Json
+from fleetfix.engine.line import Memory
+from fleetfix.inventory import Host
+from fleetfix.playbook import Playbook, Step
+from fleetfix.policy import Policy
+from fleetfix.recorder import Recorder
+from fleetfix.session import Purpose, Session
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run that was asked for: everything is bound before any connection."""
+
+    run: str
+    playbook: Playbook
+    hosts: tuple[Host, ...]
+    steps: Mapping[str, tuple[Step, ...]]
+    """The steps bound to each host, by its name."""
+    policy: Policy
+    inventory: str
+    settings: Mapping[str, Json]
+    dry: bool
+    operator: str
+    controller: str
+    reason: str = ""
+
+    def purpose(self) -> Purpose:
+        return Purpose(
+            run=self.run,
+            playbook=self.playbook.name,
+            dry=self.dry,
+            operator=self.operator,
+            controller=self.controller,
+            reason=self.reason,
+        )
+
+
+class Interrupts:
+    """How often the operator asked to stop. Once: begin nothing more. Twice: end now."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.signal = ""
+        self._changed = asyncio.Event()
+
+    def interrupt(self, signal: str) -> int:
+        """Note one more; says how many there were."""
+        self.times += 1
+        self.signal = signal
+        self._changed.set()
+        return self.times
+
+    async def more_than(self, times: int) -> None:
+        """Wait until there were more than so many."""
+        while self.times <= times:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Clock(Protocol):
+    """Time as the engine sees it; tests move it by hand."""
+
+    def now(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class RealClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class OpenSession(Protocol):
+    """How a session to a host is opened; `session.open_session` outside of tests."""
+
+    def __call__(
+        self, host: Host, purpose: Purpose, *, progress: Callable[[str, str], None]
+    ) -> Awaitable[Session]: ...
+
+
+@dataclass
+class Slots:
+    """At most `forks` hosts are talked to at once; one that waits gives its place back."""
+
+    forks: int
+    _free: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.forks)
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        async with self._free:
+            yield
+
+    @asynccontextmanager
+    async def given_back(self) -> AsyncIterator[None]:
+        self._free.release()
+        try:
+            yield
+        finally:
+            await self._free.acquire()
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The surroundings of every host of one run."""
+
+    request: Request
+    recorder: Recorder
+    memory: Memory
+    interrupts: Interrupts
+    open_session: OpenSession
+    slots: Slots
+    clock: Clock = field(default_factory=RealClock)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait without holding a slot, at most until the operator asks (once more) to stop."""
+        async with self.slots.given_back():
+            asleep = asyncio.ensure_future(self.clock.sleep(seconds))
+            stopped = asyncio.ensure_future(self.interrupts.more_than(self.interrupts.times))
+            try:
+                await asyncio.wait({asleep, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                asleep.cancel()
+                stopped.cancel()

@@ -1,0 +1,283 @@
+"""A run over a fleet: survey all hosts, then start those that the rollout says, until it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from fleetfix import __version__
+from fleetfix.engine.context import Clock, Interrupts, OpenSession, RealClock, Request, RunContext, Slots
+from fleetfix.engine.hostrun import HostRun
+from fleetfix.engine.line import Memory
+from fleetfix.engine.rollback import undo_all
+from fleetfix.engine.rollout import Finish, Halt, Start, Wait, decide
+from fleetfix.errors import Failure, HostError, JournalError
+from fleetfix.events import (
+    HostConnected,
+    HostFinished,
+    HostStarted,
+    Outcome,
+    RollbackFinished,
+    RollbackStarted,
+    RunFinished,
+    RunHalted,
+    RunInterrupted,
+    RunStarted,
+    WaveStarted,
+)
+from fleetfix.inventory import Host
+from fleetfix.recorder import Recorder
+from fleetfix.session import Purpose, open_session
+from fleetfix.state import RunState, exit_code
+
+__all__ = ["Interrupts", "Memory", "Request", "roll_back", "run_fleet"]
+
+
+async def run_fleet(
+    request: Request,
+    recorder: Recorder,
+    memory: Memory,
+    *,
+    interrupts: Interrupts,
+    opener: OpenSession = open_session,
+    clock: Clock | None = None,
+    detailed_exit: bool = False,
+) -> RunState:
+    """Run a playbook over its hosts; every host ends with one outcome. Raises JournalError."""
+    context = RunContext(
+        request=request,
+        recorder=recorder,
+        memory=memory,
+        interrupts=interrupts,
+        open_session=opener,
+        slots=Slots(request.policy.forks),
+        clock=clock or RealClock(),
+    )
+    recorder.record(_run_started(request))
+    await recorder.durable()
+    runs = {host.name: HostRun(context, host, request.steps[host.name]) for host in request.hosts}
+    await _Fleet(context, runs).run()
+    recorder.record(RunFinished(exit=exit_code(recorder.state, detailed=detailed_exit)))
+    await recorder.durable()
+    return recorder.state
+
+
+def _run_started(request: Request) -> RunStarted:
+    steps = next(iter(request.steps.values()))
+    return RunStarted(
+        playbook=request.playbook.name,
+        source=request.playbook.source,
+        digest=request.playbook.digest,
+        inventory=request.inventory,
+        hosts=tuple(host.name for host in request.hosts),
+        steps=tuple((step.id, step.name) for step in steps),
+        settings=dict(request.settings),
+        policy=request.policy,
+        operator=request.operator,
+        controller=request.controller,
+        version=__version__,
+        dry=request.dry,
+        reason=request.reason,
+    )
+
+
+class _Fleet:
+    """The tasks of one run: one a host at a time, each owned until it has ended."""
+
+    def __init__(self, context: RunContext, runs: Mapping[str, HostRun]) -> None:
+        self._context = context
+        self._runs = runs
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._seen_interrupts = 0
+
+    async def run(self) -> None:
+        try:
+            for name, run in self._runs.items():
+                self._begin(name, run.survey())
+            await self._decide_until_done()
+        finally:
+            await self._end_all()
+            self._finish_the_rest()
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = name
+
+    async def _decide_until_done(self) -> None:
+        policy = self._context.request.policy
+        while True:
+            decision = decide(self._context.recorder.state, policy)
+            match decision:
+                case Start():
+                    await self._start(decision)
+                case Halt():
+                    self._context.recorder.record(RunHalted(reason=decision.reason))
+                case Finish():
+                    return
+                case Wait():
+                    if not await self._step():
+                        return
+
+    async def _start(self, wave: Start) -> None:
+        recorder, policy = self._context.recorder, self._context.request.policy
+        if recorder.state.waves and policy.soak:
+            await self._soak(policy.soak)
+            if self._context.interrupts.times:
+                return
+        recorder.record(WaveStarted(name=wave.name, hosts=wave.hosts))
+        for name in wave.hosts:
+            recorder.record(HostStarted(host=name))
+        await recorder.durable()
+        for name in wave.hosts:
+            self._begin(name, self._runs[name].mend())
+
+    async def _soak(self, seconds: float) -> None:
+        async with self._context.slots.taken():
+            await self._context.pause(seconds)
+
+    async def _step(self) -> bool:
+        """Wait until a task ends or the operator interrupts. False when nothing is left to wait for."""
+        interrupts = self._context.interrupts
+        if not self._tasks:
+            return False
+        stop = asyncio.ensure_future(interrupts.more_than(self._seen_interrupts))
+        done, _ = await asyncio.wait({*self._tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        self._note_interrupts()
+        for task in done & set(self._tasks):
+            self._collect(task)
+        return True
+
+    def _note_interrupts(self) -> None:
+        interrupts = self._context.interrupts
+        if interrupts.times == self._seen_interrupts:
+            return
+        self._seen_interrupts = interrupts.times
+        self._context.recorder.record(RunInterrupted(signal=interrupts.signal, times=interrupts.times))
+        if interrupts.times > 1:
+            for task in self._tasks:
+                task.cancel()
+
+    def _collect(self, task: asyncio.Task[None]) -> None:
+        name = self._tasks.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            host = self._context.recorder.state.hosts[name]
+            if host.pending is False and host.finished is None and not task.cancelled():
+                self._begin(name, self._runs[name].check())
+            return
+        if not isinstance(error, Exception) or isinstance(error, JournalError):
+            raise error
+        message = f"{type(error).__name__}: {error}"
+        self._finish(name, "failed", message, Failure(kind="bug", message=message))
+
+    async def _end_all(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(run.close() for run in self._runs.values()), return_exceptions=True)
+
+    def _finish_the_rest(self) -> None:
+        """Accounting is total: whoever had no turn is said to have had none."""
+        state = self._context.recorder.state
+        why = state.halted or ("interrupted" if state.interrupted else "")
+        for name, host in state.hosts.items():
+            if host.finished is None:
+                self._finish(name, "not_started", why)
+
+    def _finish(self, name: str, outcome: Outcome, reason: str, failure: Failure | None = None) -> None:
+        if self._context.recorder.state.hosts[name].finished is None:
+            self._context.recorder.record(
+                HostFinished(host=name, outcome=outcome, reason=reason, failure=failure)
+            )
+
+
+# -- going back over a whole run -------------------------------------------------------------------
+
+
+async def roll_back(
+    run: str,
+    playbook: str,
+    hosts: tuple[Host, ...],
+    recorder: Recorder,
+    *,
+    operator: str,
+    controller: str,
+    reason: str = "",
+    forks: int = 64,
+    opener: OpenSession = open_session,
+) -> RunState:
+    """Undo a run on these hosts, by what the hosts themselves recorded; needs no playbook."""
+    purpose = Purpose(
+        run=run, playbook=playbook, dry=False, operator=operator, controller=controller, reason=reason
+    )
+    slots = asyncio.Semaphore(forks)
+
+    async def one(host: Host) -> None:
+        async with slots:
+            await _roll_back_host(host, purpose, recorder, opener)
+
+    async with asyncio.TaskGroup() as group:
+        for host in hosts:
+            group.create_task(one(host))
+    recorder.record(RunFinished(exit=_exit_after_rollback(recorder.state, hosts)))
+    await recorder.durable()
+    return recorder.state
+
+
+async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, opener: OpenSession) -> None:
+    def progress(step: str, text: str) -> None:
+        del step, text
+
+    try:
+        session = await opener(host, purpose, progress=progress)
+    except HostError as error:
+        recorder.record(
+            HostFinished(
+                host=host.name,
+                outcome="rollback_pending",
+                reason=error.failure.message,
+                failure=error.failure,
+            )
+        )
+        return
+    try:
+        info = session.info
+        recorder.record(HostConnected(host=host.name, user=info.user, python=info.python))
+        if not any(past.state != "undone" for past in await session.past()):
+            recorder.record(HostFinished(host=host.name, outcome="skipped", reason="nothing to undo"))
+            return
+        await session.acquire()
+        recorder.record(RollbackStarted(host=host.name, reason=purpose.reason or "asked for"))
+        await recorder.durable()
+        errors = await undo_all(session, host.name, recorder)
+        outcome: Outcome = "rollback_failed" if errors else "rolled_back"
+        await session.end(outcome, keep_claim=bool(errors), commit=False)
+        recorder.record(
+            RollbackFinished(host=host.name, result="rollback_failed" if errors else "rolled_back")
+        )
+        _finish_rollback(host, recorder, outcome, errors[0] if errors else None)
+    except HostError as error:
+        lost = error.failure.kind in ("unreachable", "timed_out")
+        _finish_rollback(host, recorder, "rollback_pending" if lost else "rollback_failed", error.failure)
+    finally:
+        await session.close()
+
+
+def _finish_rollback(host: Host, recorder: Recorder, outcome: Outcome, failure: Failure | None) -> None:
+    recorder.record(
+        HostFinished(
+            host=host.name,
+            outcome=outcome,
+            reason=failure.message if failure else "",
+            failure=failure,
+            touched=True,
+        )
+    )
+
+
+def _exit_after_rollback(state: RunState, hosts: tuple[Host, ...]) -> int:
+    """0 when every host is as it was before the run."""
+    outcomes = {state.hosts[host.name].outcome for host in hosts}
+    return 0 if outcomes <= {"rolled_back", "skipped"} else 2

@@ -1,0 +1,363 @@
+"""One host through one run: survey, then mend or check, and back again where it goes wrong.
+
+Whatever happens in here, the host ends with exactly one `HostFinished`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from fleetfix.action import Action, Check, Plan
+from fleetfix.commands import Change
+from fleetfix.engine.context import RunContext
+from fleetfix.engine.line import Line
+from fleetfix.engine.outcomes import Phase, outcome_of
+from fleetfix.engine.pending import Foreseen, foresee
+from fleetfix.engine.phases import StepEnd, StepRun, shown
+from fleetfix.engine.rollback import undo_all, verify_as_before
+from fleetfix.errors import Failure, HostError
+from fleetfix.events import (
+    HostConnected,
+    HostFinished,
+    HostLost,
+    HostPlanned,
+    HostSaid,
+    Outcome,
+    RollbackFinished,
+    RollbackStarted,
+    StepFinished,
+    StepPlanned,
+)
+from fleetfix.inventory import Host
+from fleetfix.playbook import Step
+from fleetfix.session import Session
+
+FAILED = ("failed", "unknown", "blocked")
+
+
+@dataclass
+class HostRun:
+    """The conversation of one run with one host."""
+
+    context: RunContext
+    host: Host
+    steps: tuple[Step, ...]
+    _line: Line | None = None
+    _foreseen: dict[str, Foreseen] = field(default_factory=dict)
+    _changed: set[str] = field(default_factory=set)
+    _begun: list[Change] = field(default_factory=list)
+    _acquired: bool = False
+
+    # -- survey -------------------------------------------------------------------------------
+
+    async def survey(self) -> None:
+        """Plan every step before anything changes."""
+        async with self._turn():
+            try:
+                await self._survey()
+            except HostError as error:
+                self._give_up(error.failure, "connect" if self._line is None else "plan")
+
+    async def _survey(self) -> None:
+        session = await self._connect()
+        self._refuse_where_unfinished(session)
+        line = self._line
+        assert line is not None
+        facts = await line.ask_all({step.id: step.act.probe() for step in self.steps})
+        errors = {id: got.failure for id, got in facts.items() if isinstance(got, HostError)}
+        known = {id: got for id, got in facts.items() if id not in errors}
+        for one in foresee(self.steps, known):
+            self._plan_step(one, errors.get(one.step.id))
+        self._finish_planning(errors)
+
+    async def _connect(self) -> Session:
+        purpose = self.context.request.purpose()
+        session = await self.context.open_session(self.host, purpose, progress=self._progress)
+        self._line = Line(session, self.context.memory)
+        info = session.info
+        self.context.recorder.record(
+            HostConnected(
+                host=self.host.name,
+                user=info.user,
+                python=info.python,
+                boot_id=info.boot_id,
+                machine_id=info.machine_id,
+                durable=info.durable,
+            )
+        )
+        if not info.durable and not self.context.request.dry:
+            self._say("", f"records go to {info.home}: a reboot would make what was done here unknown")
+        return session
+
+    def _refuse_where_unfinished(self, session: Session) -> None:
+        """A host that another run left half done is no ground for a plan."""
+        for claim in session.info.claims:
+            if claim.run != self.context.request.run:
+                what = "; ".join(claim.open) or "work left open"
+                message = f"run {claim.run} by {claim.operator} is unfinished here: {what}"
+                hint = f"fleetfix rollback {claim.run} --hosts {self.host.name}"
+                raise HostError(Failure(kind="unfinished", message=message, hint=hint))
+
+    def _plan_step(self, one: Foreseen, error: Failure | None) -> None:
+        step = one.step
+        self._foreseen[step.id] = one
+        verdict = "will be checked" if isinstance(step.act, Check) else None
+        reason = ""
+        if one.verdict is not None:
+            verdict, reason = one.verdict.result, one.verdict.reason
+        blocked = one.plan.blocked
+        if error is not None and isinstance(step.act, Action):
+            blocked = error.message
+        self.context.recorder.record(
+            StepPlanned(
+                host=self.host.name,
+                step=step.id,
+                pending=one.pending,
+                changes=tuple(shown(change) for change in one.plan.changes) if one.pending else (),
+                blocked=blocked if one.pending or error is not None else None,
+                notes=one.plan.notes,
+                verdict=verdict,
+                reason=reason,
+            )
+        )
+
+    def _finish_planning(self, errors: dict[str, Failure]) -> None:
+        for step in self.steps:
+            one = self._foreseen[step.id]
+            if isinstance(step.act, Action) and step.id in errors:
+                failure = errors[step.id]
+                return self._finish(outcome_of("plan", failure.kind), failure.message, failure, step.id)
+            if one.pending and one.plan.blocked:
+                failure = Failure(kind="blocked", message=one.plan.blocked)
+                return self._finish("blocked", one.plan.blocked, failure, step.id)
+        pending = self._pending()
+        self.context.recorder.record(HostPlanned(host=self.host.name, pending=pending))
+        if self.context.request.dry:
+            failing = [one.verdict for one in self._foreseen.values() if one.verdict]
+            reasons = [verdict.reason for verdict in failing if verdict.result == "fail"]
+            self._finish("pending" if pending else "ok", "" if pending or not reasons else reasons[0])
+        return None
+
+    def _pending(self) -> bool:
+        return any(one.pending and one.plan.changes for one in self._foreseen.values())
+
+    async def check(self) -> None:
+        """Judge the checks of a host that has nothing to do; nothing is touched."""
+        async with self._turn():
+            try:
+                await self._go_through(checks_only=True)
+            except HostError as error:
+                self._give_up(error.failure, "plan")
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Hold a slot; when cancelled, end what runs on the host; close a finished host's session."""
+        async with self.context.slots.taken():
+            try:
+                yield
+            except asyncio.CancelledError:
+                await self._cancelled()
+                raise
+        if not self._host_state_open():
+            await self.close()
+
+    # -- mend ---------------------------------------------------------------------------------
+
+    async def mend(self) -> None:
+        """Take the host's turn: every step in order, and back again where that is the way."""
+        async with self._turn():
+            try:
+                await self._mend()
+            except HostError as error:
+                self._lost(error.failure)
+
+    async def _mend(self) -> None:
+        if self._line is None:
+            await self._connect()
+        assert self._line is not None
+        try:
+            await self._line.session.acquire()
+            self._acquired = True
+        except HostError as error:
+            return self._give_up(error.failure, "acquire")
+        await self._go_through(checks_only=False)
+        return None
+
+    async def _go_through(self, *, checks_only: bool) -> None:
+        """Run the steps in order until one fails for good, then end the host."""
+        kept: tuple[Step, StepEnd] | None = None
+        for step in self.steps:
+            if not self._its_turn(step, checks_only):
+                continue
+            end = await self._step(step)
+            if end.result not in FAILED:
+                continue
+            kept = kept or (step, end)
+            if isinstance(step.act, Check) and step.act.unproven:
+                continue
+            if step.on_failure != "continue":
+                return await self._failed(step, end, kept)
+        return await self._went_through(kept)
+
+    def _its_turn(self, step: Step, checks_only: bool) -> bool:
+        if checks_only and isinstance(step.act, Action):
+            return False
+        if step.when_changed and not self._changed.intersection(step.when_changed):
+            return False
+        return not (
+            step.when_pending and isinstance(step.act, Action) and not self._foreseen[step.id].pending
+        )
+
+    async def _step(self, step: Step) -> StepEnd:
+        assert self._line is not None
+        began = self.context.clock.now()
+        announced = self._foreseen[step.id].plan if self._foreseen[step.id].pending else Plan()
+        turn = StepRun(self.context, self.host.name, self._line, step, announced, self._begun.append)
+        try:
+            async with asyncio.timeout(step.timeout):
+                end = await turn.run()
+        except TimeoutError:
+            end = await self._late(step)
+        if end.result == "changed":
+            self._changed.add(step.id)
+        if end.measured is not None and not end.proven:
+            self._line.before = end.measured
+        self.context.recorder.record(
+            StepFinished(
+                host=self.host.name,
+                step=step.id,
+                result=end.result,
+                reason=end.reason,
+                failure=end.failure,
+                measured=end.measured,
+                proven=end.proven,
+                seconds=self.context.clock.now() - began,
+            )
+        )
+        return end
+
+    async def _late(self, step: Step) -> StepEnd:
+        assert self._line is not None
+        stuck = await self._line.session.cancel()
+        message = f"not done within {step.timeout:g} s"
+        if stuck:
+            message += f"; cannot be ended: {', '.join(stuck)}"
+        failure = Failure(kind="hung" if stuck else "timed_out", message=message)
+        return StepEnd("failed", message, failure)
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    async def _went_through(self, kept: tuple[Step, StepEnd] | None) -> None:
+        if kept is None:
+            await self._end_session("changed" if self._changed else "ok", commit=True)
+            return self._finish("changed" if self._changed else "ok")
+        step, end = kept
+        unproven = isinstance(step.act, Check) and step.act.unproven
+        outcome: Outcome = "unproven" if unproven else "failed"
+        await self._end_session(outcome, commit=False)
+        return self._finish(outcome, end.reason, end.failure, step.id)
+
+    async def _failed(self, step: Step, end: StepEnd, first: tuple[Step, StepEnd]) -> None:
+        failure = first[1].failure or Failure(kind="command", message=first[1].reason)
+        if step.on_failure == "rollback" and self._begun:
+            return await self._roll_back(failure, first[0].id)
+        outcome: Outcome = "failed"
+        if not self._begun and end.result == "blocked":
+            outcome = "blocked"
+        await self._end_session(outcome, commit=False)
+        return self._finish(outcome, failure.message, failure, first[0].id)
+
+    async def _roll_back(self, failure: Failure, step: str) -> None:
+        """Undo every change begun, newest first; the first error stays the host's error."""
+        assert self._line is not None
+        recorder = self.context.recorder
+        recorder.record(RollbackStarted(host=self.host.name, reason=failure.message))
+        await recorder.durable()
+        errors = await undo_all(self._line.session, self.host.name, recorder)
+        if not errors:
+            errors = await verify_as_before(self.context, self._line, self.steps, self._foreseen)
+        if errors:
+            recorder.record(RollbackFinished(host=self.host.name, result="rollback_failed"))
+            await self._end_session("rollback_failed", commit=False, keep_claim=True)
+            reason = f"{failure.message}; and going back failed: {errors[0].message}"
+            return self._finish("rollback_failed", reason, failure, step)
+        self._begun.clear()
+        recorder.record(RollbackFinished(host=self.host.name, result="rolled_back"))
+        await self._end_session("rolled_back", commit=False)
+        return self._finish("rolled_back", failure.message, failure, step)
+
+    def _lost(self, failure: Failure) -> None:
+        """The session broke and did not come back while the host was being mended."""
+        first = self.context.recorder.state.hosts[self.host.name].first_failure or failure
+        self.context.recorder.record(HostLost(host=self.host.name, failure=failure))
+        if not self._begun:
+            return self._finish("failed" if self._acquired else "unreachable", failure.message, first)
+        self.context.recorder.record(RollbackFinished(host=self.host.name, result="rollback_pending"))
+        return self._finish("rollback_pending", failure.message, first)
+
+    async def _cancelled(self) -> None:
+        """End what runs on the host, and say what is left open there."""
+        stuck: tuple[str, ...] = ()
+        if self._line is not None:
+            try:
+                stuck = await asyncio.shield(self._line.session.cancel())
+                await self._end_session("cancelled", commit=False, keep_claim=bool(self._begun))
+            except HostError:
+                stuck = ("unknown: the host was lost",)
+        reason = f"cannot be ended: {', '.join(stuck)}" if stuck else ""
+        failure = Failure(kind="cancelled", message=reason or "ended by the operator")
+        if self._host_state_open():
+            self._finish("cancelled", reason, failure)
+        await self.close()
+
+    async def _end_session(self, outcome: str, *, commit: bool, keep_claim: bool | None = None) -> None:
+        if self._line is None or not self._acquired:
+            return
+        keep = self._job_stopped() if keep_claim is None else keep_claim
+        await self._line.session.end(outcome, keep_claim=keep, commit=commit)
+
+    def _give_up(self, failure: Failure, phase: Phase) -> None:
+        if failure.kind in ("unreachable", "auth", "host_key"):
+            self.context.recorder.record(HostLost(host=self.host.name, failure=failure))
+        if self._host_state_open():
+            self._finish(outcome_of(phase, failure.kind), failure.message, failure)
+
+    def _finish(
+        self, outcome: Outcome, reason: str = "", failure: Failure | None = None, step: str = ""
+    ) -> None:
+        settled = outcome in ("changed", "unproven", "rolled_back", "ok", "pending")
+        self.context.recorder.record(
+            HostFinished(
+                host=self.host.name,
+                outcome=outcome,
+                reason=reason,
+                failure=failure,
+                step=step,
+                touched=self._acquired,
+                job_stopped=self._job_stopped(),
+                open=() if settled else tuple(change.summary for change in self._begun),
+            )
+        )
+
+    def _job_stopped(self) -> bool:
+        """Whether the last thing this run did to the host's job was to stop it."""
+        last = [change.key for change in self._begun if "job" in change.alters]
+        return bool(last) and last[-1].startswith("stop:")
+
+    def _host_state_open(self) -> bool:
+        return self.context.recorder.state.hosts[self.host.name].finished is None
+
+    def _progress(self, step: str, text: str) -> None:
+        self._say(step, text)
+
+    def _say(self, step: str, text: str) -> None:
+        self.context.recorder.record(HostSaid(host=self.host.name, step=step, text=text))
+
+    async def close(self) -> None:
+        """Close the session; what the host still holds of it ends with it."""
+        if self._line is not None:
+            line, self._line = self._line, None
+            await line.session.close()

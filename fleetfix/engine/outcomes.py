@@ -1,0 +1,40 @@
+"""The one table that says what becomes of a host: phase x failure -> outcome."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fleetfix.errors import FailureKind
+from fleetfix.events import Outcome
+
+Phase = Literal["connect", "plan", "acquire", "mend"]
+"""connect: opening the session. plan: asking, before anything changed. acquire: taking the lease.
+mend: after a change was begun, with nothing more to be undone."""
+
+_BEFORE: dict[FailureKind, Outcome] = {
+    "unreachable": "unreachable",
+    "auth": "unreachable",
+    "host_key": "unreachable",
+    "timed_out": "unreachable",
+    "no_python": "blocked",
+    "sudo": "blocked",
+    "disabled": "blocked",
+    "blocked": "blocked",
+    "lease_held": "busy",
+    "unfinished": "unfinished",
+    "cancelled": "cancelled",
+}
+
+_WHILE_PLANNING: dict[FailureKind, Outcome] = {**_BEFORE, "hung": "blocked", "timed_out": "blocked"}
+
+_TABLE: dict[Phase, dict[FailureKind, Outcome]] = {
+    "connect": _BEFORE,
+    "plan": _WHILE_PLANNING,
+    "acquire": _WHILE_PLANNING,
+    "mend": {"cancelled": "cancelled"},
+}
+
+
+def outcome_of(phase: Phase, kind: FailureKind) -> Outcome:
+    """The outcome of a host whose first failure is of this kind, in this phase."""
+    return _TABLE[phase].get(kind, "failed")

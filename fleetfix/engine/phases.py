@@ -1,0 +1,238 @@
+"""One step on one host, at its turn: probe, compare with what was announced, apply, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleetfix.action import Action, AnyAction, AnyCheck, Check, Measurement, Plan, Verdict
+from fleetfix.commands import RISK_ORDER, Change, Completed
+from fleetfix.engine.context import RunContext
+from fleetfix.engine.line import Line
+from fleetfix.errors import Failure, HostError
+from fleetfix.events import (
+    ChangeFinished,
+    ChangeShown,
+    ChangeStarted,
+    HostSaid,
+    StepResult,
+    StepStarted,
+    StepWaited,
+)
+from fleetfix.playbook import Step
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """How a step ended on a host."""
+
+    result: StepResult
+    reason: str = ""
+    failure: Failure | None = None
+    measured: Measurement | None = None
+    proven: bool = False
+
+
+def shown(change: Change) -> ChangeShown:
+    """A change as events hold it."""
+    return ChangeShown(
+        key=change.key,
+        parts=change.parts,
+        summary=change.summary,
+        before=change.before,
+        after=change.after,
+        risk=change.risk,
+        fetch_bytes=change.fetch_bytes,
+    )
+
+
+def unannounced(plan: Plan, announced: Plan) -> str | None:
+    """What a plan holds that the announced one did not, or at a higher risk; None when nothing."""
+    known = frozenset().union(*(change.announces() for change in announced.changes))
+    risks = {change.key: RISK_ORDER[change.risk] for change in announced.changes}
+    for change in plan.changes:
+        new = change.announces() - known
+        if new:
+            return f"now it would also {change.summary} ({', '.join(sorted(new)[:3])})"
+        if RISK_ORDER[change.risk] > risks[change.key]:
+            return f"{change.summary} is {change.risk} now"
+    return None
+
+
+@dataclass
+class StepRun:
+    """One step, on one host, in one run."""
+
+    context: RunContext
+    host: str
+    line: Line
+    step: Step
+    announced: Plan
+    begun: Callable[[Change], None]
+    """Told of each change just before it is sent."""
+
+    async def run(self) -> StepEnd:
+        """Run the step with its retries. Raises HostError when the session is lost."""
+        end = StepEnd("skipped")
+        for attempt in range(1, self.step.retries + 2):
+            self.context.recorder.record(StepStarted(host=self.host, step=self.step.id, attempt=attempt))
+            end = await self._attempt(attempt)
+            if end.result not in ("failed", "unknown") or attempt > self.step.retries:
+                break
+            if self.context.interrupts.times:
+                break
+            await self.context.pause(self.step.delay)
+        return end
+
+    async def _attempt(self, attempt: int) -> StepEnd:
+        if isinstance(self.step.act, Action):
+            return await self._reach(self.step.act, attempt)
+        assert isinstance(self.step.act, Check)
+        return await self._judge(self.step.act)
+
+    # -- actions ------------------------------------------------------------------------------
+
+    async def _reach(self, action: AnyAction, attempt: int) -> StepEnd:
+        try:
+            plan = action.plan(await self.line.ask(self.step.id, action.probe()))
+        except HostError as error:
+            if error.failure.kind == "unreachable":
+                raise
+            result: StepResult = "failed" if error.failure.kind == "bug" else "blocked"
+            return StepEnd(result, error.failure.message, error.failure)
+        for note in plan.notes:
+            self._say(note)
+        if plan.blocked:
+            return StepEnd("blocked", plan.blocked, Failure(kind="blocked", message=plan.blocked))
+        if not plan.changes:
+            return StepEnd("ok")
+        surprise = unannounced(plan, self.announced)
+        if surprise:
+            message = f"the host is no longer as planned: {surprise}"
+            return StepEnd("failed", message, Failure(kind="stale_plan", message=message))
+        failure = await self._apply(plan, attempt)
+        if failure is not None:
+            return StepEnd("failed", failure.message, failure)
+        return await self._verify(action, plan)
+
+    async def _apply(self, plan: Plan, attempt: int) -> Failure | None:
+        for number, change in enumerate(plan.changes):
+            id = f"{self.context.request.run}/{self.step.id}/{attempt}/{number}"
+            completed = await self._change(id, change)
+            # A change in doubt is neither a success nor an error: the verification tells which.
+            if not completed.ok and not completed.in_doubt:
+                return _why(change, completed)
+        return None
+
+    async def _change(self, id: str, change: Change) -> Completed:
+        recorder = self.context.recorder
+        recorder.record(ChangeStarted(host=self.host, step=self.step.id, change=id, shown=shown(change)))
+        await recorder.durable()
+        self.begun(change)
+        completed = await self._send(id, change)
+        recorder.record(
+            ChangeFinished(
+                host=self.host,
+                step=self.step.id,
+                change=id,
+                ok=completed.ok,
+                failure=None if completed.ok or completed.in_doubt else _why(change, completed),
+                exit=completed.exit,
+                stdout=completed.stdout,
+                stderr=completed.stderr,
+                cut=completed.cut,
+                seconds=completed.seconds,
+            )
+        )
+        return completed
+
+    async def _send(self, id: str, change: Change) -> Completed:
+        """Make the change; a host that refuses it answers like one where it failed."""
+        try:
+            return await self.line.session.change(id, self.step.id, change)
+        except HostError as error:
+            if error.failure.kind == "unreachable":
+                raise
+            return Completed(exit=None, failure=error.failure)
+
+    async def _verify(self, action: AnyAction, plan: Plan) -> StepEnd:
+        """Probe again until nothing is left to do, within the step's time."""
+        done = "; ".join(change.summary for change in plan.changes)
+        if not action.converges:
+            return StepEnd("changed", done)
+        until = self.context.clock.now() + (self.step.within or 0.0)
+        while True:
+            left, failure = await self._left(action)
+            if failure is None:
+                return StepEnd("changed", done)
+            if self.context.clock.now() >= until or self.context.interrupts.times > 1:
+                return StepEnd("failed", left, failure)
+            await self.context.pause(self.step.every)
+
+    async def _left(self, action: AnyAction) -> tuple[str, Failure | None]:
+        try:
+            plan = action.plan(await self.line.ask(self.step.id, action.probe()))
+        except HostError as error:
+            if error.failure.kind == "unreachable":
+                raise
+            message = f"done, and not verified: {error.failure.message}"
+            return message, Failure(kind="verify_unknown", message=message)
+        if plan.blocked:
+            message = f"done, and not verified: {plan.blocked}"
+            return message, Failure(kind="verify_unknown", message=message)
+        if plan.changes:
+            message = f"done, and still to do: {plan.changes[0].summary}"
+            return message, Failure(kind="verify_failed", message=message)
+        return "", None
+
+    # -- checks -------------------------------------------------------------------------------
+
+    async def _judge(self, check: AnyCheck) -> StepEnd:
+        until = self.context.clock.now() + (self.step.within or 0.0)
+        passes, said = 0, ""
+        while True:
+            verdict = await self._verdict(check)
+            passes = passes + 1 if verdict.result == "pass" else 0
+            if verdict.result == "skipped" or passes >= self.step.consecutive:
+                return _judged(check, verdict)
+            late = self.context.clock.now() >= until or self.context.interrupts.times > 0
+            if verdict.result != "pass" and (late or verdict.final):
+                return _judged(check, verdict)
+            if verdict.result != "pass" and verdict.reason != said:
+                said = verdict.reason
+                self.context.recorder.record(StepWaited(host=self.host, step=self.step.id, reason=said))
+            await self.context.pause(self.step.every)
+
+    async def _verdict(self, check: AnyCheck) -> Verdict:
+        try:
+            return check.judge(await self.line.ask(self.step.id, check.probe()))
+        except HostError as error:
+            if error.failure.kind == "unreachable":
+                raise
+            return Verdict(result="unknown", reason=error.failure.message)
+
+    def _say(self, text: str) -> None:
+        self.context.recorder.record(HostSaid(host=self.host, step=self.step.id, text=text))
+
+
+def _judged(check: AnyCheck, verdict: Verdict) -> StepEnd:
+    match verdict.result:
+        case "pass":
+            proven = verdict.measured is not None and check.makes_baseline
+            return StepEnd("ok", verdict.reason, measured=verdict.measured, proven=proven)
+        case "skipped":
+            return StepEnd("skipped", verdict.reason, measured=verdict.measured)
+        case "fail":
+            failure = Failure(kind="verify_failed", message=verdict.reason)
+            return StepEnd("failed", verdict.reason, failure, verdict.measured)
+        case "unknown":
+            failure = Failure(kind="verify_unknown", message=verdict.reason)
+            return StepEnd("unknown", verdict.reason, failure, verdict.measured)
+
+
+def _why(change: Change, completed: Completed) -> Failure:
+    if completed.failure is not None:
+        return completed.failure
+    said = completed.stderr.strip() or completed.stdout.strip()
+    last = said.splitlines()[-1] if said else "it said nothing"
+    return Failure(kind="command", message=f"{change.summary}: exit {completed.exit}: {last}")
