@@ -1,0 +1,127 @@
+"""Which Python environment a step is about: the one the job really maps, or a path that is given."""
+
+import glob
+import os
+
+from fleetfix.remote import capture, procs
+from fleetfix.remote.api import read, user_name
+
+SITES = ("lib/python3*/site-packages", "lib64/python3*/site-packages")
+SYSTEM_SITES = ("lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
+
+
+def resolve(ctx, venv):
+    """The environment that `venv` ("of-job" or an absolute path) means here.
+
+    {"path", "python", "site": [...], "uid", "user", "kind": "venv"|"conda"|"system"|"container", "by"},
+    or {"none": one line, "hint", "jobs": the pids that use another one}. Only reads; nothing in it runs.
+    """
+    used = _in_use(ctx)
+    if venv == "of-job":
+        return _of_job(used)
+    return _given(venv, used)
+
+
+@read
+def find(ctx, venv):
+    """`resolve`, as a question of the controller."""
+    return resolve(ctx, venv)
+
+
+def _in_use(ctx):
+    """[(environment, who, container, live)] of the live GPU jobs and of what this run has stopped."""
+    _, jobs = procs.jobs_here()
+    used = []
+    for job in jobs:
+        who = "job %d of %s" % (job["pid"], job["user"])
+        used += [(path, who, job["container"], True) for path in job["environments"]]
+        if not job["environments"]:
+            used.append((None, who, job["container"], True))
+    for step, captured in capture.of_run(ctx):
+        for job in captured["jobs"]:
+            if job["environment"]:
+                used.append((job["environment"], "capture of step " + step, False, False))
+    return used
+
+
+def _of_job(used):
+    paths = sorted({path for path, _, _, _ in used if path})
+    if len(paths) > 1:
+        each = ["%s (%s)" % (path, next(who for one, who, _, _ in used if one == path)) for path in paths]
+        return _none("%d environments are in use: %s" % (len(paths), ", ".join(each)), "give venv: a path")
+    if not paths:
+        without = [who for path, who, _, live in used if live and path is None]
+        if without:
+            return _none(without[0] + " maps no Python environment", "give venv: a path")
+        return _none("nothing here says which environment", "no job is running: give venv: a path")
+    _, who, container, live = next(one for one in used if one[0] == paths[0])
+    return _described(paths[0], "job " + who.split()[1] if live else who, container)
+
+
+def _given(venv, used):
+    if not venv.startswith("/"):
+        return _none("%s is not an absolute path" % venv, "give venv: an absolute path, or of-job")
+    path = os.path.realpath(venv)
+    if not os.path.isdir(path):
+        return _none("there is no environment at %s" % venv, "give the path of an environment that exists")
+    inside = [(path, who, container, live) for one, who, container, live in used if _same(one, path)]
+    if inside:
+        return _described(path, "given", inside[0][2])
+    others = sorted({(who, one) for one, who, _, live in used if live and one})
+    if others:
+        found = ", ".join("%s uses %s" % pair for pair in others[:3])
+        return _none("no job uses %s: %s" % (venv, found), "give the path the job uses, or of-job")
+    return _described(path, "given", False)
+
+
+def _same(one, path):
+    return one is not None and (one == path or os.path.realpath(one) == path)
+
+
+def _none(reason, hint):
+    return {"none": reason, "hint": hint}
+
+
+def _described(path, by, container):
+    if container:
+        site, kind = [], "container"
+    else:
+        kind = kind_of(path)
+        site = sites_of(path, SITES + SYSTEM_SITES if kind == "system" else SITES)
+        if not site or python_of(path) is None:
+            return _none("%s is no Python environment" % path, "it has no bin/python or no site-packages")
+    uid = os.stat(site[0]).st_uid if site else 0
+    return {
+        "path": path,
+        "python": python_of(path) or os.path.join(path, "bin/python"),
+        "site": site,
+        "uid": uid,
+        "user": user_name(uid),
+        "kind": kind,
+        "by": by,
+    }
+
+
+def kind_of(path):
+    """What made an environment: `venv` (pip, uv, virtualenv), `conda`, or `system` for all others."""
+    if os.path.exists(os.path.join(path, "pyvenv.cfg")):
+        return "venv"
+    return "conda" if os.path.isdir(os.path.join(path, "conda-meta")) else "system"
+
+
+def python_of(path):
+    """The interpreter of an environment, or None."""
+    for name in ("bin/python", "bin/python3"):
+        if os.path.exists(os.path.join(path, name)):
+            return os.path.join(path, name)
+    return None
+
+
+def sites_of(path, patterns=SITES):
+    """The site-packages folders of an environment, each once however it is linked."""
+    found = {}
+    for pattern in patterns:
+        for site in sorted(glob.glob(os.path.join(glob.escape(path), pattern))):
+            if os.path.isdir(site):
+                found.setdefault(os.path.realpath(site), site)
+    return list(found.values())

@@ -1,0 +1,415 @@
+"""Which processes hold the GPUs of this host, and the job that each of them belongs to.
+
+A process holds a GPU when it has /dev/nvidiaN open (N a number; nvidiactl and nvidia-uvm alone do
+not count), or libcuda mapped. nvidia-smi hides some of these and lists others that are not here, so
+/proc is the first source and nvidia-smi the second.
+"""
+
+import json
+import os
+import re
+
+from fleetfix.remote.api import all_processes, read, user_name
+
+DEVICES = re.compile(r"^/dev/nvidia([0-9]+)$")
+CUDA_DRIVER = re.compile(r"/libcuda\.so(\.[0-9.]+)?$")
+ENVIRONMENT = re.compile(r"^(/.*?)/lib(?:64)?/python[0-9.]+/(?:site|dist)-packages/(.+)$")
+
+# These keep a GPU open and compute nothing; killing one of them froze a GPU (NVIDIA/dcgm-exporter#84).
+# Believed only when the program is root's, or any job could hide behind such a name.
+ALLOWED = {
+    "nvidia-persistenced",
+    "nv-hostengine",
+    "dcgm-exporter",
+    "nvidia-fabricmanager",
+    "nv-fabricmanager",
+    "Xorg",
+    "Xwayland",
+    "gnome-shell",
+    "nvidia-smi",
+}
+ALLOWED_PREFIX = "nvidia-cuda-mps-"
+
+SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "ash"}
+# Whoever starts programs again by itself: a job below one of these has to be stopped there.
+SUPERVISORS = {"supervisord", "runsv", "s6-supervise", "supervise", "monit", "circusd", "pm2", "PM2"}
+# Where a job ends when looked at from below: sessions, terminals, managers.
+CEILINGS = SUPERVISORS | {
+    "sshd", "sshd-session", "login", "agetty", "mosh-server", "tmux", "screen", "SCREEN",
+    "cron", "crond", "atd", "anacron", "systemd", "init", "gnome-terminal-", "konsole", "xterm",
+    "dockerd", "containerd", "containerd-shim", "conmon", "crio", "runc", "slurmd", "slurmstepd",
+    "kubelet", "pbs_mom", "runsvdir", "s6-svscan", "svscan",
+}  # fmt: skip
+# They run a command for someone and are no job themselves.
+PASSAGES = {"sudo", "su", "doas", "runuser", "script"}
+
+SCHEDULER_DAEMONS = {"slurmd": "Slurm", "kubelet": "Kubernetes", "pbs_mom": "PBS"}
+# Processes that live in these units without the unit being theirs.
+NO_JOB_UNIT = re.compile(
+    r"^(ssh|sshd|ssh@.*|cron|crond|atd|docker|containerd|slurmd|kubelet|dbus|gdm|lightdm|getty@.*"
+    r"|serial-getty@.*|systemd-.*|user@.*|init|supervisor|supervisord|tmux.*|screen.*)\.service$"
+)
+CONTAINER = re.compile(r"(?:docker|containerd|libpod|podman|crio|kubepods|lxc)[^\n]*")
+
+ITEMS, LENGTH = 20, 200  # of an argv that is shown: how many, and how long each
+REPLY = 48 * 1024  # bytes of a reply that leave room under the 64 KB of a frame
+
+
+# -- one process --------------------------------------------------------------------------------
+
+
+def text(data):
+    """Bytes of /proc as text that gives the same bytes back."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def slurp(pid, name):
+    """The content of /proc/PID/NAME, or b"" when it is gone or closed to us."""
+    try:
+        with open("/proc/%d/%s" % (pid, name), "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def link(pid, name):
+    """Where /proc/PID/NAME points, or None."""
+    try:
+        return os.readlink("/proc/%d/%s" % (pid, name))
+    except OSError:
+        return None
+
+
+def argv_of(pid):
+    """The command line of a process as a list; empty for a kernel thread or one that is gone."""
+    data = slurp(pid, "cmdline")
+    return [text(part) for part in data.rstrip(b"\0").split(b"\0")] if data.strip(b"\0") else []
+
+
+def environ_of(pid):
+    """The environment a process was started with, or None when it cannot be read or is overwritten.
+
+    A process that renames itself (setproctitle) overwrites this memory with zeros.
+    """
+    data = slurp(pid, "environ")
+    pairs = [text(part).partition("=") for part in data.split(b"\0") if b"=" in part]
+    return {name: value for name, _, value in pairs if name} or None
+
+
+def status_of(pid):
+    """{field: value} of /proc/PID/status, or {} when it is gone."""
+    lines = slurp(pid, "status").decode("utf-8", "replace").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def comm_of(pid):
+    """The kernel's short name of a process (15 characters)."""
+    return text(slurp(pid, "comm").rstrip(b"\n"))
+
+
+def uid_of(pid):
+    """The effective uid of a process, or None when it is gone."""
+    fields = status_of(pid).get("Uid", "").split()
+    return int(fields[1]) if len(fields) == 4 else None
+
+
+def group_of(pid):
+    """The process group of a process, or 0 when it is gone."""
+    data = slurp(pid, "stat")
+    return int(data[data.rindex(b")") + 2 :].split()[2]) if b")" in data else 0
+
+
+def undeleted(path):
+    """A path of /proc without the kernel's mark for a file that is gone."""
+    return path[: -len(" (deleted)")] if path.endswith(" (deleted)") else path
+
+
+def mapped(pid):
+    """{path: (device, inode)} of the files mapped by a process; OSError when closed to us."""
+    found = {}
+    with open("/proc/%d/maps" % pid, "rb") as file:
+        for line in file:
+            fields = line.rstrip(b"\n").split(None, 5)
+            if len(fields) == 6 and fields[5].startswith(b"/"):
+                found[text(fields[5])] = (text(fields[3]), int(fields[4]))
+    return found
+
+
+def environment_in(paths):
+    """The Python environment that mapped libraries come from: the one with torch, else with most."""
+    weights = {}
+    for path in paths:
+        match = ENVIRONMENT.match(undeleted(path))
+        if match and ".so" in os.path.basename(match.group(2)):
+            weight = 1000 if match.group(2).startswith("torch/lib/") else 1
+            weights[match.group(1)] = weights.get(match.group(1), 0) + weight
+    return max(sorted(weights), key=weights.get) if weights else None
+
+
+def environment_of(pid):
+    """The prefix of the Python environment whose libraries a process has mapped, or None.
+
+    /proc/PID/exe leads to the base interpreter and argv[0] may be plain `python`: only the maps tell.
+    """
+    try:
+        return environment_in(mapped(pid))
+    except OSError:
+        return None
+
+
+def devices_of(pid):
+    """The numbers N of the /dev/nvidiaN that a process has open; OSError when closed to us."""
+    minors = set()
+    for name in os.listdir("/proc/%d/fd" % pid):
+        match = DEVICES.match(link(pid, "fd/" + name) or "")
+        if match:
+            minors.add(int(match.group(1)))
+    return minors
+
+
+def is_allowed(pid):
+    """Whether a process is one of the services that may keep a GPU open, by its root-owned program."""
+    name = os.path.basename(undeleted(link(pid, "exe") or ""))
+    if name not in ALLOWED and not name.startswith(ALLOWED_PREFIX):
+        return False
+    try:
+        status = os.stat("/proc/%d/exe" % pid)
+    except OSError:
+        return False
+    return status.st_uid == 0 and not status.st_mode & 0o022
+
+
+# -- the job above a process --------------------------------------------------------------------
+
+
+def ancestors():
+    """The pids of this call, of the runner and of all above it: no job, and never signalled."""
+    table, pid, found = all_processes(), os.getpid(), set()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        pid = table[pid][1] if pid in table else 0
+    return found
+
+
+def interactive_shell(argv):
+    """Whether a command line is a shell that someone types into, not one that runs a script."""
+    if not argv or os.path.basename(argv[0]).lstrip("-") not in SHELLS:
+        return False
+    options = argv[1:]
+    if "-i" in options:
+        return True
+    return all(one.startswith("-") and ("c" not in one or one.startswith("--")) for one in options)
+
+
+def names_of(pid):
+    """The names a process goes by: its kernel name and the first word of its command line."""
+    argv = argv_of(pid)
+    first = os.path.basename(argv[0].split(":")[0].split(" ")[0]) if argv else ""
+    return {comm_of(pid), comm_of(pid).split(":")[0].split(" ")[0], first}
+
+
+def ceiling(pid, own):
+    """Whether no job reaches up to this process: init, a session, a manager, or the runner itself."""
+    return pid == 1 or pid in own or bool(names_of(pid) & CEILINGS) or interactive_shell(argv_of(pid))
+
+
+def launcher_of(pid, table, own):
+    """(launcher, the process above it): the highest ancestor that still belongs to the job."""
+    top = at = pid
+    while True:
+        above = table[at][1] if at in table else 0
+        if above not in table or ceiling(above, own):
+            return top, above
+        at = above
+        if not names_of(at) & PASSAGES:
+            top = at
+
+
+def cgroup_of(pid):
+    """The cgroup paths of a process, one a line."""
+    lines = slurp(pid, "cgroup").decode("utf-8", "replace").splitlines()
+    return "\n".join(sorted({line.split(":", 2)[2] for line in lines if line.count(":") >= 2}))
+
+
+def scheduler_of(cgroup, environ):
+    """The scheduler's job that a process is part of, in words, or None."""
+    match = re.search(r"slurm[^\n]*/job_([0-9]+)", cgroup)
+    if match:
+        return "Slurm job " + match.group(1)
+    if "kubepods" in cgroup:
+        return "a Kubernetes pod"
+    for variable, name in (("SLURM_JOB_ID", "Slurm"), ("PBS_JOBID", "PBS"), ("LSB_JOBID", "LSF")):
+        if (environ or {}).get(variable):
+            return "%s job %s" % (name, environ[variable])
+    return None
+
+
+def units_of(cgroup):
+    """(system unit, user unit) in whose cgroup a process lives; sessions and managers are neither."""
+    for path in cgroup.split("\n"):
+        parts = [part for part in path.split("/") if part.endswith((".service", ".scope"))]
+        if not parts or not parts[-1].endswith(".service") or NO_JOB_UNIT.match(parts[-1]):
+            continue
+        return (None, parts[-1]) if "/user.slice/" in path else (parts[-1], None)
+    return None, None
+
+
+def in_container(pid, cgroup, own_cgroup):
+    """Whether a process lives in a container that this runner is not in itself."""
+    match = CONTAINER.search(cgroup)
+    if match and match.group(0) not in own_cgroup:
+        return True
+    space = link(pid, "ns/pid")
+    if space is not None and space != link(os.getpid(), "ns/pid"):
+        return True
+    try:
+        root, ours = os.stat("/proc/%d/root" % pid), os.stat("/")
+    except OSError:
+        return False
+    return (root.st_dev, root.st_ino) != (ours.st_dev, ours.st_ino)
+
+
+# -- all of them --------------------------------------------------------------------------------
+
+
+def shown(argv):
+    """An argv cut to what is shown."""
+    return [one if len(one) <= LENGTH else one[: LENGTH - 1] + "…" for one in argv[:ITEMS]]
+
+
+def survey():
+    """(complete, [holder]) of every process that holds a GPU. Not complete: some were closed to us."""
+    table, own = all_processes(), ancestors()
+    own_cgroup = cgroup_of(os.getpid())
+    kernel = 2 if comm_of(2) == "kthreadd" else -1
+    complete, found = True, []
+    for pid in sorted(table):
+        if pid in own or table[pid][0] in "ZX" or kernel in (pid, table[pid][1]):
+            continue
+        try:
+            gpus, maps = devices_of(pid), mapped(pid)
+        except PermissionError:
+            complete = False
+            continue
+        except OSError:
+            continue
+        if (gpus or any(CUDA_DRIVER.search(path) for path in maps)) and not is_allowed(pid):
+            found.append(_holder(pid, table, own, own_cgroup, gpus, maps))
+    return complete, [one for one in found if one["uid"] is not None]
+
+
+def _holder(pid, table, own, own_cgroup, gpus, maps):
+    top, above = launcher_of(pid, table, own)
+    cgroup, uid = cgroup_of(pid), uid_of(pid)
+    unit, user_unit = units_of(cgroup)
+    if unit is not None and unit in own_cgroup:
+        unit = None  # the unit that runs the runner too is no job's own
+    return {
+        "pid": pid,
+        "start": table[pid][2],
+        "ppid": table[pid][1],
+        "uid": uid,
+        "user": None if uid is None else user_name(uid),
+        "exe": link(pid, "exe"),
+        "comm": comm_of(pid),
+        "argv": shown(argv_of(pid)),
+        "cwd": link(pid, "cwd"),
+        "cgroup": cgroup[:LENGTH],
+        "gpus": sorted(gpus),
+        "environment": environment_in(maps),
+        "launcher": {"pid": top, "start": table[top][2], "argv": shown(argv_of(top))},
+        "above": {"pid": above, "names": sorted(names_of(above)), "argv": shown(argv_of(above))},
+        "scheduler": scheduler_of(cgroup, environ_of(pid)),
+        "unit": unit,
+        "user_unit": user_unit,
+        "container": in_container(pid, cgroup, own_cgroup),
+    }
+
+
+@read
+def holders(ctx):
+    """Every process that holds a GPU, allow-listed services left out.
+
+    {"complete": whether every process could be looked at, "left_out": how many did not fit,
+    "processes": [{pid, start, ppid, uid, user, exe, comm, argv, cwd, cgroup, gpus, environment,
+    launcher, above, scheduler, unit, user_unit, container}]}
+    """
+    complete, found = survey()
+    kept = list(found)
+    if _too_big(kept):
+        kept = [dict(one, argv=one["argv"][:3], cgroup="") for one in kept]
+    while _too_big(kept):
+        kept = kept[: len(kept) * 3 // 4]
+    return {"complete": complete, "processes": kept, "left_out": len(found) - len(kept)}
+
+
+def _too_big(found):
+    return len(json.dumps(found)) > REPLY
+
+
+def jobs_here():
+    """(complete, [job]): the holders by their top launcher, oldest first.
+
+    A job: {pid, start, uid, user, argv, cwd, environments, gpus, holders: [[pid, start]], above,
+    scheduler, unit, user_unit, container, supervisor, orphan}. `argv` is whole here.
+    """
+    complete, found = survey()
+    jobs = {}
+    for one in found:
+        jobs.setdefault(one["launcher"]["pid"], []).append(one)
+    listed = [_job(pid, members) for pid, members in sorted(jobs.items())]
+    live = {(job["uid"], tuple(job["argv"])) for job in listed if not _left_behind(job)}
+    for job in listed:
+        job["orphan"] = _left_behind(job) and (
+            _is_worker(job["pid"], job["argv"]) or (job["uid"], tuple(job["argv"])) in live
+        )
+    return complete, sorted(listed, key=lambda job: (job["start"], job["pid"]))
+
+
+def _job(pid, members):
+    first = members[0]
+    uid = uid_of(pid)
+    uid = first["uid"] if uid is None else uid
+    above = first["above"]
+    supervised = bool(set(above["names"]) & SUPERVISORS)
+
+    def said(field):
+        return next((one[field] for one in members if one[field]), None)
+
+    return {
+        "pid": pid,
+        "start": first["launcher"]["start"],
+        "uid": uid,
+        "user": user_name(uid),
+        "argv": argv_of(pid) or first["launcher"]["argv"],
+        "cwd": link(pid, "cwd"),
+        "environments": sorted({one["environment"] for one in members if one["environment"]}),
+        "gpus": sorted({gpu for one in members for gpu in one["gpus"]}),
+        "holders": [[one["pid"], one["start"]] for one in members],
+        "above": above,
+        "scheduler": said("scheduler"),
+        "unit": said("unit"),
+        "user_unit": said("user_unit"),
+        "container": any(one["container"] for one in members),
+        "supervisor": above if supervised else None,
+    }
+
+
+def _left_behind(job):
+    """Whether the process that forked this one is gone: it leads no group, and its leader is dead."""
+    group = group_of(job["pid"])
+    return group != job["pid"] and not os.path.exists("/proc/%d" % group)
+
+
+def _is_worker(pid, argv):
+    return comm_of(pid).startswith("pt_data_worker") or any("multiprocessing" in one for one in argv)
+
+
+def scheduler_daemons():
+    """Names of schedulers whose daemon runs here as root: their jobs come back unasked."""
+    found = set()
+    for pid in all_processes():
+        name = SCHEDULER_DAEMONS.get(comm_of(pid))
+        if name and uid_of(pid) == 0:
+            found.add(name)
+    return sorted(found)
