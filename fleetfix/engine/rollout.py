@@ -84,8 +84,6 @@ def _next_wave(
 
 
 def _batch(policy: Policy, number: int) -> Share:
-    if not policy.batch:
-        return Share(None, 100.0)
     return policy.batch[min(number, len(policy.batch) - 1)]
 
 

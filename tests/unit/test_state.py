@@ -1,0 +1,128 @@
+"""The folded state: equal histories, equal states; every kind of event survives JSON."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetfix.errors import Failure
+from fleetfix.events import (
+    EVENT,
+    ChangeFinished,
+    ChangeShown,
+    ChangeStarted,
+    ChangeUndone,
+    Event,
+    HostConnected,
+    HostFinished,
+    HostLost,
+    HostPlanned,
+    HostSaid,
+    HostStarted,
+    Outcome,
+    Record,
+    RollbackFinished,
+    RollbackStarted,
+    RunFinished,
+    RunHalted,
+    RunInterrupted,
+    StepFinished,
+    StepPlanned,
+    StepStarted,
+    StepWaited,
+    WaveStarted,
+)
+from fleetfix.policy import Policy
+from fleetfix.state import exit_code, fold
+from tests.unit.test_rollout import state_of
+from tests.unit.test_rollout import started as run_started
+
+SHOWN = ChangeShown(key="wheels:/opt/venv", summary="repair 2 files", risk="reversible")
+LOST = Failure(kind="unreachable", message="no route to host")
+NO = Failure(kind="verify_failed", message="still wrong")
+
+EVENTS: tuple[Event, ...] = (
+    run_started(("gpu01", "gpu02"), Policy()),
+    HostConnected(host="gpu01", user="root", python="3.11"),
+    StepPlanned(host="gpu01", step="wheels", pending=True, changes=(SHOWN,)),
+    HostPlanned(host="gpu01", pending=True),
+    WaveStarted(name="canary", hosts=("gpu01",)),
+    HostStarted(host="gpu01"),
+    StepStarted(host="gpu01", step="wheels"),
+    HostSaid(host="gpu01", step="wheels", text="2 of 4"),
+    ChangeStarted(host="gpu01", step="wheels", change="r/wheels/1/0", shown=SHOWN),
+    ChangeFinished(host="gpu01", step="wheels", change="r/wheels/1/0", ok=True),
+    StepWaited(host="gpu01", step="wheels", reason="not yet"),
+    StepFinished(host="gpu01", step="wheels", result="failed", failure=NO),
+    HostLost(host="gpu01", failure=LOST),
+    RollbackStarted(host="gpu01", reason="still wrong"),
+    ChangeUndone(host="gpu01", step="wheels", change="r/wheels/1/0", summary="repair", ok=True),
+    RollbackFinished(host="gpu01", result="rolled_back"),
+    HostFinished(host="gpu01", outcome="rolled_back", failure=NO, touched=True),
+    RunHalted(reason="the canary gpu01 is rolled_back"),
+    RunInterrupted(signal="SIGINT", times=1),
+    RunFinished(exit=130),
+)
+
+
+def records(events: tuple[Event, ...] = EVENTS) -> list[Record]:
+    return [Record(run="r", seq=n, at=float(n), event=event) for n, event in enumerate(events)]
+
+
+def test_the_list_here_has_every_kind() -> None:
+    schema = EVENT.json_schema()
+    assert {event.kind for event in EVENTS} == set(schema["discriminator"]["mapping"])
+
+
+@pytest.mark.parametrize("record", records(), ids=lambda record: record.event.kind)
+def test_every_kind_survives_json(record: Record) -> None:
+    assert Record.model_validate_json(record.model_dump_json()) == record
+
+
+@given(st.integers(0, len(EVENTS)))
+def test_folding_a_prefix_and_then_the_rest_is_folding_the_whole(cut: int) -> None:
+    assert fold(records()[cut:], fold(records()[:cut])) == fold(records())
+
+
+def test_the_first_error_is_kept_through_loss_and_rollback() -> None:
+    assert fold(records()).hosts["gpu01"].first_failure == NO
+
+
+def test_an_undone_change_is_no_longer_open_and_one_that_could_not_be_undone_is() -> None:
+    begun = ChangeStarted(host="gpu01", step="wheels", change="r/wheels/1/0", shown=SHOWN)
+    undone = ChangeUndone(host="gpu01", step="wheels", change="r/wheels/1/0", summary="x", ok=True)
+    head = run_started(("gpu01",), Policy())
+    assert state_of(head, begun, undone).hosts["gpu01"].changes == {}
+    failed = undone.model_copy(update={"ok": False})
+    assert state_of(head, begun, failed).hosts["gpu01"].changes == {"r/wheels/1/0": SHOWN}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "halted", "interrupted", "code"),
+    [
+        (("ok", "changed", "skipped"), False, False, 0),
+        (("changed", "failed"), False, False, 2),
+        (("changed", "unproven"), False, False, 2),
+        (("changed", "rolled_back"), False, False, 2),
+        (("changed", "unreachable"), False, False, 4),
+        (("failed", "unreachable"), False, False, 2),
+        (("failed", "not_started"), True, False, 3),
+        (("failed", "not_started"), True, True, 130),
+    ],
+)
+def test_the_exit_code_of_a_run(
+    outcomes: tuple[Outcome, ...], halted: bool, interrupted: bool, code: int
+) -> None:
+    hosts = tuple(f"gpu{n}" for n in range(len(outcomes)))
+    events: list[Event] = [run_started(hosts, Policy())]
+    events += [HostFinished(host=h, outcome=o) for h, o in zip(hosts, outcomes, strict=True)]
+    events += [RunHalted(reason="x")] if halted else []
+    events += [RunInterrupted(signal="SIGINT", times=1)] if interrupted else []
+    assert exit_code(state_of(*events)) == code
+
+
+def test_a_plan_with_changes_is_6_only_where_it_was_asked_for() -> None:
+    state = state_of(run_started(("gpu01",), Policy()), HostFinished(host="gpu01", outcome="pending"))
+    assert exit_code(state) == 0
+    assert exit_code(state, detailed=True) == 6
