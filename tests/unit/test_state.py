@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetfix.errors import Failure
 from fleetfix.events import (
-    EVENT,
     ChangeFinished,
     ChangeShown,
     ChangeStarted,
@@ -71,8 +72,8 @@ def records(events: tuple[Event, ...] = EVENTS) -> list[Record]:
 
 
 def test_the_list_here_has_every_kind() -> None:
-    schema = EVENT.json_schema()
-    assert {event.kind for event in EVENTS} == set(schema["discriminator"]["mapping"])
+    union = get_args(get_args(Event)[0])
+    assert {type(event) for event in EVENTS} == set(union)
 
 
 @pytest.mark.parametrize("record", records(), ids=lambda record: record.event.kind)
