@@ -181,11 +181,15 @@ STANDS_NOT_ON: tuple[str, ...] = ("nvidia-ml-py", "nvidia-cudnn-frontend", "cuda
 """Pure Python whose name looks like the others."""
 
 SHARED_FILE_SYSTEMS = frozenset(
-    "nfs nfs3 nfs4 lustre gpfs beegfs ceph cifs smb3 smbfs glusterfs 9p virtiofs wekafs panfs afs orangefs "
-    "pvfs2 ocfs2 gfs2 vastfs quobyte juicefs fuse.ceph fuse.ceph-fuse fuse.glusterfs fuse.sshfs fuse.juicefs "
-    "fuse.quobyte fuse.s3fs fuse.gcsfuse fuse.mountpoint-s3 fuse.lustre fuse.weka".split()
+    {
+        *("nfs", "nfs3", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "glusterfs"),
+        *("9p", "virtiofs", "wekafs", "panfs", "afs", "orangefs", "pvfs2", "ocfs2", "gfs2", "vastfs"),
+        *("quobyte", "juicefs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"),
+        *("fuse.juicefs", "fuse.quobyte", "fuse.s3fs", "fuse.gcsfuse", "fuse.lustre", "fuse.weka"),
+    }
 )
-"""What several hosts may have mounted: there one host's repair is another host's fault (pytorch/pytorch#173679)."""
+"""What several hosts may have mounted: there one host's repair is another host's fault
+(pytorch/pytorch#173679)."""
 
 
 class User(Value):
