@@ -15,7 +15,6 @@ import sqlite3
 import statistics
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 from fleetfix.action import Measurement
 from fleetfix.errors import JournalError
 from fleetfix.events import EVENT, HostFinished, Record, RunFinished, RunStarted, StepFinished
+from fleetfix.runs import RunRow
 
 APPLICATION = 0x666C6678
 """`flfx`, in the header of the file: no other program's database is taken for a journal."""
@@ -54,25 +54,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 """Statements that lead from each schema version (`user_version`) to the next; only ever appended to."""
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """One run as a list shows it. `exit` is None where it did not finish; `driven` says that a
-    fleetfix of this controller drives it now."""
-
-    run: str
-    playbook: str
-    began: float
-    ended: float | None
-    exit: int | None
-    dry: bool
-    hosts: tuple[str, ...]
-    operator: str
-    controller: str
-    reason: str
-    driven: bool = False
-    outcomes: dict[str, int] = field(default_factory=dict)
 
 
 class Journal:

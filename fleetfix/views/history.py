@@ -1,0 +1,169 @@
+"""What the journal tells of past runs: the list of them, one run, one host of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from fleetfix.events import (
+    ChangeFinished,
+    ChangeStarted,
+    ChangeUndone,
+    HostConnected,
+    HostFinished,
+    HostLost,
+    HostSaid,
+    Record,
+    RollbackStarted,
+    RunStarted,
+    StepFinished,
+    StepPlanned,
+    StepStarted,
+)
+from fleetfix.hostset import HostSet
+from fleetfix.runs import RunRow
+from fleetfix.state import RunState
+from fleetfix.views.amounts import duration, rate, unit, when
+from fleetfix.views.grouping import counted, fold
+from fleetfix.views.neutral import many_lines, one_line
+from fleetfix.views.paint import PLAIN, Paint
+from fleetfix.views.summary import tally
+
+OUTPUT_LINES = 20
+"""Last lines of one change's output that are shown; the JSON has what the journal has."""
+
+
+def runs_text(rows: Sequence[RunRow], paint: Paint = PLAIN) -> str:
+    """List runs, one a line, the newest first."""
+    if not rows:
+        return "no run is in the journal yet"
+    width = max(len(row.run) for row in rows)
+    return "\n".join(_row(row, width, paint) for row in rows)
+
+
+def _row(row: RunRow, width: int, paint: Paint) -> str:
+    hosts = fold(HostSet(row.hosts), 32)
+    words = [f"{row.run:<{width}}", when(row.began), f"{how_it_ended(row):<18}", hosts]
+    counts = tally(row.outcomes, paint) if row.outcomes else ""
+    dry = "dry run" if row.dry else ""
+    reason = f"({one_line(row.reason, 60)})" if row.reason else ""
+    return "  ".join(word for word in (*words, dry, counts, reason) if word).rstrip()
+
+
+def how_it_ended(row: RunRow) -> str:
+    """`exit 0`, `running`, or `not finished` where its controller died."""
+    if row.exit is not None and not row.driven:
+        return f"exit {row.exit}"
+    return "running" if row.driven else "not finished"
+
+
+def run_head(state: RunState) -> str:
+    """Who ran what, where and when."""
+    started = state.started
+    if started is None:
+        return f"run {state.run}"
+    lines = [
+        f"run {state.run}",
+        f"  playbook   {started.playbook}, from {started.source} ({started.digest[:12]})",
+        f"  hosts      {counted(HostSet(started.hosts))}, inventory {started.inventory}",
+        f"  by         {started.operator} on {started.controller}, {when(state.began_at)}",
+    ]
+    if started.settings:
+        told = ", ".join(f"{key}={value}" for key, value in started.settings.items())
+        lines.append(f"  settings   {one_line(told)}")
+    if started.reason:
+        lines.append(f"  reason     {one_line(started.reason)}")
+    return "\n".join(lines + (["  dry run: nothing was changed"] if started.dry else []))
+
+
+# -- one host -------------------------------------------------------------------------------------
+
+
+def host_text(records: Iterable[Record], host: str, paint: Paint = PLAIN) -> str:
+    """Tell all that happened on one host, in order, with the state of each change's undo."""
+    own = [record for record in records if getattr(record.event, "host", host) == host]
+    undone = {r.event.change: r.event for r in own if isinstance(r.event, ChangeUndone)}
+    began = next((r.at for r in own if isinstance(r.event, RunStarted)), own[0].at if own else 0.0)
+    lines: list[str] = []
+    for record in own:
+        at = f"+{duration(record.at - began)}"
+        told = list(_told(record, undone, paint))
+        lines += [f"{at:>13}  {told[0]}", *(f"{'':13}  {more}" for more in told[1:])] if told else []
+    return "\n".join(lines)
+
+
+def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint) -> Iterator[str]:
+    event = record.event
+    match event:
+        case HostConnected():
+            durable = "" if event.durable else ", records do not survive a reboot"
+            yield one_line(f"connected as {event.user}, Python {event.python}{durable}")
+        case HostLost():
+            yield f"{paint('bad', 'lost')}: {one_line(str(event.failure))}"
+        case StepPlanned():
+            yield from _planned(event)
+        case StepStarted():
+            yield paint(
+                "strong", f"{event.step}" + (f", attempt {event.attempt}" if event.attempt > 1 else "")
+            )
+        case ChangeStarted():
+            undo = _undo_state(undone.get(event.change), paint)
+            yield f"  {one_line(event.shown.summary)} [{event.shown.risk}] {undo}".rstrip()
+        case ChangeFinished():
+            yield from _change_finished(event, paint)
+        case StepFinished():
+            yield _step_finished(event, paint)
+        case HostSaid():
+            yield f"  {event.step}: {one_line(event.text)}"
+        case RollbackStarted():
+            yield f"{paint('warn', 'going back')}: {one_line(event.reason)}"
+        case ChangeUndone():
+            word = "undone" if event.ok else paint("bad", "NOT undone")
+            why = f": {one_line(str(event.failure))}" if event.failure else ""
+            yield f"  {event.step}: {word}: {one_line(event.summary)}{why}"
+        case HostFinished():
+            yield from _finished(event, paint)
+
+
+def _planned(event: StepPlanned) -> Iterator[str]:
+    if event.blocked:
+        yield f"plan {event.step}: blocked: {one_line(event.blocked)}"
+    elif event.pending:
+        what = "; ".join(one_line(change.summary) for change in event.changes)
+        yield f"plan {event.step}: {what or event.verdict or 'will be checked'}"
+    yield from (f"plan {event.step}: note: {one_line(note)}" for note in event.notes)
+
+
+def _undo_state(undone: ChangeUndone | None, paint: Paint) -> str:
+    if undone is None:
+        return ""
+    return paint("warn", "undone") if undone.ok else paint("bad", "NOT undone")
+
+
+def _change_finished(event: ChangeFinished, paint: Paint) -> Iterator[str]:
+    if event.ok:
+        yield f"  done in {duration(event.seconds)}"
+    else:
+        why = one_line(str(event.failure)) if event.failure else f"exit {event.exit}"
+        yield f"  {paint('bad', 'failed')} after {duration(event.seconds)}: {why}"
+    for name, text in (("stdout", event.stdout), ("stderr", event.stderr)):
+        lines = many_lines(text)
+        if lines:
+            left = f" (last {OUTPUT_LINES} of {len(lines)} lines)" if len(lines) > OUTPUT_LINES else ""
+            cut = " (cut on the host)" if event.cut else ""
+            yield f"  {name}{left}{cut}:"
+            yield from (f"    {line}" for line in lines[-OUTPUT_LINES:])
+
+
+def _step_finished(event: StepFinished, paint: Paint) -> str:
+    reason = one_line(event.reason or (str(event.failure) if event.failure else ""))
+    measured = f" [{rate(event.measured.rate)} {unit(event.measured)}]" if event.measured else ""
+    return f"  {paint.outcome(event.result)}{f': {reason}' if reason else ''}{measured}"
+
+
+def _finished(event: HostFinished, paint: Paint) -> Iterator[str]:
+    why = one_line(str(event.failure)) if event.failure else one_line(event.reason)
+    where = f" at {event.step}" if event.step and event.failure else ""
+    yield paint.outcome(event.outcome) + where + (f": {why}" if why else "")
+    if event.job_stopped:
+        yield paint("bad", "JOB STOPPED, NOT RESTARTED")
+    yield from (f"left open: {one_line(item)}" for item in event.open)

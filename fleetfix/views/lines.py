@@ -1,0 +1,164 @@
+"""Plain progress lines: one line an event that tells something, on stderr."""
+
+from __future__ import annotations
+
+from fleetfix.events import (
+    GOOD,
+    ChangeFinished,
+    ChangeStarted,
+    ChangeUndone,
+    HostFinished,
+    HostLost,
+    HostPlanned,
+    HostSaid,
+    Record,
+    RollbackFinished,
+    RollbackStarted,
+    RunHalted,
+    RunInterrupted,
+    RunStarted,
+    StepFinished,
+    StepStarted,
+    StepWaited,
+    WaveStarted,
+)
+from fleetfix.hostset import HostSet
+from fleetfix.state import RunState
+from fleetfix.views.amounts import count, duration
+from fleetfix.views.grouping import counted
+from fleetfix.views.neutral import one_line
+from fleetfix.views.out import Out
+from fleetfix.views.paint import PLAIN, Paint
+from fleetfix.views.plan import plan_text, said_of
+
+WAIT_LINES_EVERY = 10.0
+"""Seconds between two lines that say that the same step of the same host still waits."""
+
+SAID_A_SECOND = 20
+"""Lines of one host's own words that are shown in a second; the journal has them all."""
+
+
+def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None:
+    """The line that tells an event, None where it is not worth one."""
+    event = record.event
+    match event:
+        case RunStarted():
+            dry = " (dry run: nothing is changed)" if event.dry else ""
+            return f"run {record.run}: {event.playbook} on {counted(HostSet(event.hosts))}{dry}"
+        case WaveStarted():
+            return paint("strong", f"{event.name}: {counted(HostSet(event.hosts))}")
+        case RunHalted():
+            return paint("bad", f"halted: {one_line(event.reason)}; no further host is started")
+        case RunInterrupted():
+            return paint("warn", interrupted(event.signal, event.times))
+        case HostLost():
+            return f"{event.host} {paint('bad', 'lost')}: {one_line(str(event.failure))}"
+        case HostFinished():
+            return _finished(event, state, paint)
+        case RollbackStarted():
+            return f"{event.host} {paint('warn', 'going back')}: {one_line(event.reason)}"
+        case RollbackFinished():
+            return f"{event.host} {paint.outcome(event.result)}"
+        case ChangeUndone():
+            return _undone(event, paint)
+        case (
+            StepStarted() | StepWaited() | ChangeStarted() | ChangeFinished() | StepFinished() | HostSaid()
+        ):
+            words = _in_step(event, paint)
+            return f"{event.host} {event.step}: {words}" if words else None
+        case _:
+            return None
+
+
+def interrupted(signal: str, times: int) -> str:
+    """What happens after the operator's first, or second, sign to end."""
+    if times > 1:
+        return f"{signal} again: everything that runs is cancelled now, and its processes are ended"
+    return f"{signal}: hosts at work go to a safe point, no other is started; once more to cancel at once"
+
+
+def _finished(event: HostFinished, state: RunState, paint: Paint) -> str | None:
+    host = state.hosts[event.host]
+    if event.outcome == "not_started" or (event.outcome in GOOD and not event.touched):
+        return None
+    why = one_line(event.reason) if event.outcome in GOOD else said_of(host)
+    stopped = paint("bad", " JOB STOPPED, NOT RESTARTED") if event.job_stopped else ""
+    return f"{event.host} {paint.outcome(event.outcome)}{f': {why}' if why else ''}{stopped}"
+
+
+def _undone(event: ChangeUndone, paint: Paint) -> str:
+    where = f"{event.host} {event.step}: "
+    if event.ok:
+        return f"{where}undone: {one_line(event.summary)}"
+    why = f": {one_line(str(event.failure))}" if event.failure else ""
+    return f"{where}{paint('bad', 'NOT undone')}: {one_line(event.summary)}{why}"
+
+
+def _in_step(
+    event: StepStarted | StepWaited | ChangeStarted | ChangeFinished | StepFinished | HostSaid, paint: Paint
+) -> str | None:
+    match event:
+        case StepStarted():
+            return f"attempt {event.attempt}" if event.attempt > 1 else None
+        case StepWaited():
+            return paint("faint", f"waits: {one_line(event.reason)}")
+        case HostSaid():
+            return one_line(event.text)
+        case ChangeStarted():
+            return one_line(event.shown.summary)
+        case ChangeFinished():
+            why = one_line(str(event.failure)) if event.failure else f"exit {event.exit}"
+            return None if event.ok else f"{paint('bad', 'failed')}: {why}"
+        case StepFinished():
+            return _ended(event, paint)
+
+
+def _ended(event: StepFinished, paint: Paint) -> str | None:
+    reason = one_line(event.reason or (str(event.failure) if event.failure else ""))
+    if event.result == "skipped" or (event.result == "ok" and not reason):
+        return None
+    took = f" ({duration(event.seconds)})" if event.seconds >= 1 else ""
+    return paint.outcome(event.result) + (f": {reason}" if reason else "") + took
+
+
+class Lines:
+    """Writes progress lines; the folded plan before the first host is touched."""
+
+    def __init__(self, out: Out, paint: Paint = PLAIN, *, diff: bool = False) -> None:
+        self._out = out
+        self._paint = paint
+        self._diff = diff
+        self._waited: dict[tuple[str, str], float] = {}
+        self._said: dict[str, tuple[int, int]] = {}
+        self._planned = 0
+        self._told_at = 0.0
+
+    def see(self, record: Record, state: RunState) -> None:
+        event = record.event
+        if isinstance(event, WaveStarted) and len(state.waves) == 1:
+            self._out.line(plan_text(state, diff=self._diff, paint=self._paint))
+        if isinstance(event, HostPlanned):
+            self._progress(record, state)
+        elif not self._too_much(record) and (line := line_of(record, state, self._paint)):
+            self._out.line(line)
+
+    def _progress(self, record: Record, state: RunState) -> None:
+        self._planned += 1
+        if record.at - self._told_at >= WAIT_LINES_EVERY and self._told_at:
+            self._out.line(f"planned {self._planned} of {count(len(state.hosts), 'host')}")
+        if record.at - self._told_at >= WAIT_LINES_EVERY:
+            self._told_at = record.at
+
+    def _too_much(self, record: Record) -> bool:
+        event = record.event
+        if isinstance(event, StepWaited):
+            key = (event.host, event.step)
+            if record.at - self._waited.get(key, 0.0) < WAIT_LINES_EVERY:
+                return True
+            self._waited[key] = record.at
+        if isinstance(event, HostSaid):
+            second, lines = self._said.get(event.host, (0, 0))
+            lines = lines + 1 if second == int(record.at) else 1
+            self._said[event.host] = (int(record.at), lines)
+            return lines > SAID_A_SECOND
+        return False

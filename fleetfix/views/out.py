@@ -1,0 +1,64 @@
+"""A stream that never holds the run up: lines are written by a thread, and a reader may leave.
+
+A terminal stopped by ^S or a full pipe would else stop the event loop, and with it the signs of life
+that keep every host's runner waiting for us. When the reader is gone, the run goes on unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from typing import TextIO
+
+CLOSE_SECONDS = 5.0
+
+
+class Out:
+    """Writes lines to a stream, in order, from its own thread."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def line(self, text: str) -> None:
+        """Write a line soon."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, daemon=True)
+            self._thread.start()
+        self._lines.put(text + "\n")
+
+    def close(self) -> None:
+        """Wait until everything is written, a stuck reader for a few seconds only."""
+        if self._thread is not None:
+            self._lines.put(None)
+            self._thread.join(CLOSE_SECONDS)
+            self._thread = None
+
+    def _write(self) -> None:
+        gone = False
+        while (text := self._lines.get()) is not None:
+            gone = gone or not _wrote(self._stream, text, flush=self._lines.empty())
+        if not gone:
+            _wrote(self._stream, "", flush=True)
+
+
+def _wrote(stream: TextIO, text: str, *, flush: bool) -> bool:
+    try:
+        stream.write(text)
+        if flush:
+            stream.flush()
+    except (OSError, ValueError):  # ValueError: the stream was closed under us
+        _to_nowhere(stream)
+        return False
+    return True
+
+
+def _to_nowhere(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere, so that Python's own flush at exit says nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

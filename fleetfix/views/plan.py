@@ -1,0 +1,240 @@
+"""The plan of a run, folded: what would be done where, what it risks, what is not known yet."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from fleetfix.commands import RISK_ORDER
+from fleetfix.events import GOOD, ChangeShown, RunStarted, StepPlanned
+from fleetfix.hostset import HostSet
+from fleetfix.policy import Policy
+from fleetfix.state import HostState, RunState
+from fleetfix.views.amounts import count, size
+from fleetfix.views.grouping import Group, counted, fold, group
+from fleetfix.views.neutral import many_lines, one_line
+from fleetfix.views.paint import PLAIN, Paint
+
+DIFF_LINES = 200
+"""Lines of one change's difference that are shown."""
+
+
+def plan_text(state: RunState, *, diff: bool = False, paint: Paint = PLAIN) -> str:
+    """Write the plan that a survey found; hosts that cannot be worked on come first."""
+    started = state.started
+    if started is None:
+        return "nothing was planned"
+    lines = [_head(started)]
+    lines += _given_up(state, paint)
+    lines += _work(state, started, paint, diff)
+    lines += _idle(state)
+    lines += _terms(state, started, paint)
+    return "\n".join(lines)
+
+
+def _head(started: RunStarted) -> str:
+    hosts = HostSet(started.hosts)
+    digest = f" ({started.digest[:12]})" if started.digest else ""
+    return f"plan: {started.playbook} on {counted(hosts)}, from {started.source}{digest}"
+
+
+# -- hosts that are given up ----------------------------------------------------------------------
+
+
+def _given_up(state: RunState, paint: Paint) -> Iterator[str]:
+    for outcome, found in refusals(state).items():
+        for one in group(found):
+            yield f"{paint.outcome(outcome)}: {counted(one.hosts)}: {one.text}"
+
+
+def refusals(state: RunState) -> dict[str, list[tuple[str, str]]]:
+    """Hosts that the survey gave up, with the reason, by outcome."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for host in state.hosts.values():
+        if host.started:
+            continue
+        word, reason = _refusal(host)
+        if word:
+            found.setdefault(word, []).append((host.name, reason))
+    return found
+
+
+def _refusal(host: HostState) -> tuple[str, str]:
+    done = host.finished
+    if done is not None and done.outcome not in GOOD and done.outcome not in ("not_started", "cancelled"):
+        return done.outcome, said_of(host)
+    blocked = [step.planned for step in host.steps.values() if step.planned and step.planned.blocked]
+    if blocked and (done is None or done.outcome not in GOOD):
+        return "blocked", one_line(f"{blocked[0].step}: {blocked[0].blocked}")
+    return "", ""
+
+
+def said_of(host: HostState) -> str:
+    """Why a host ended as it did: step, message and hint, on one neutral line."""
+    done = host.finished
+    failure = (done.failure if done else None) or host.first_failure
+    step = f"{done.step}: " if done and done.step else ""
+    if failure is None:
+        return one_line(step + (done.reason if done else ""))
+    hint = f" ({failure.hint})" if failure.hint else ""
+    return one_line(step + failure.message + hint)
+
+
+# -- hosts with something to do -------------------------------------------------------------------
+
+
+def _work(state: RunState, started: RunStarted, paint: Paint, diff: bool) -> Iterator[str]:
+    names = dict(started.steps)
+    for one in _alike(state, started, diff):
+        yield ""
+        yield paint("strong", f"{counted(one.hosts)}:")
+        for line in one.text.split("\n"):
+            step, _, rest = line.partition("\t")
+            yield _indented(step, names.get(step, ""), rest, paint)
+
+
+def _alike(state: RunState, started: RunStarted, diff: bool) -> list[Group]:
+    refused = {host for found in refusals(state).values() for host, _ in found}
+    return group(
+        (host.name, "\n".join(_of_host(host, started, diff)))
+        for host in state.hosts.values()
+        if host.pending and host.name not in refused
+    )
+
+
+def _of_host(host: HostState, started: RunStarted, diff: bool) -> Iterator[str]:
+    """A host's plan, one `step<TAB>text` a line; lines without a step go on from the one before."""
+    for step, _ in started.steps:
+        state = host.steps.get(step)
+        if state is not None and state.planned is not None:
+            yield from _of_step(state.planned, diff)
+
+
+def _of_step(planned: StepPlanned, diff: bool) -> Iterator[str]:
+    if planned.pending and not planned.changes:
+        yield f"{planned.step}\t{planned.verdict or 'will be checked'}" + _because(planned)
+    elif planned.pending:
+        for change in planned.changes:
+            yield f"{planned.step}\t{_of_change(change)}"
+            if diff:
+                yield from (f"\t{line}" for line in _difference(change))
+    for note in planned.notes:
+        yield f"{planned.step}\tnote: {one_line(note)}"
+
+
+def _because(planned: StepPlanned) -> str:
+    return f": {one_line(planned.reason)}" if planned.reason else ""
+
+
+def _of_change(change: ChangeShown) -> str:
+    risk = "" if change.risk == "reversible" else f"  [{change.risk}]"
+    fetched = f"  [fetches {size(change.fetch_bytes)}]" if change.fetch_bytes else ""
+    return one_line(change.summary) + risk + fetched
+
+
+def _difference(change: ChangeShown) -> Iterator[str]:
+    before, after = many_lines(change.before), many_lines(change.after)
+    lines = list(difflib.unified_diff(before, after, n=2, lineterm=""))[2:]
+    for line in lines[:DIFF_LINES]:
+        yield "…" if line.startswith("@@") else line
+    if len(lines) > DIFF_LINES:
+        yield f"… {len(lines) - DIFF_LINES} lines more"
+
+
+def _indented(step: str, name: str, rest: str, paint: Paint) -> str:
+    if not step:
+        tone = {"-": "bad", "+": "good"}.get(rest[:1])
+        return "             " + (paint(tone, rest) if tone == "bad" or tone == "good" else rest)  # type: ignore[arg-type]
+    label = f"  {step:<10} " + (f"{name}: " if name and name != step else "")
+    return label + (paint("faint", rest) if rest.startswith("note: ") else rest)
+
+
+def _idle(state: RunState) -> Iterator[str]:
+    idle = HostSet(
+        host.name for host in state.hosts.values() if host.pending is False and not _refusal(host)[0]
+    )
+    if idle:
+        yield ""
+        yield f"{counted(idle)}: nothing to do"
+    notes = [
+        (host.name, note) for host in state.hosts.values() if host.name in idle for note in _notes(host)
+    ]
+    for one in group(notes):
+        yield f"  {counted(one.hosts)}: note: {one.text}"
+
+
+def _notes(host: HostState) -> Iterator[str]:
+    for step in host.steps.values():
+        for note in step.planned.notes if step.planned else ():
+            yield one_line(f"{step.planned.step if step.planned else ''}: {note}")
+
+
+# -- the terms of the whole run -------------------------------------------------------------------
+
+
+def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
+    pending = [host for host in state.hosts.values() if host.pending]
+    if not pending:
+        return
+    yield ""
+    fetched = sum(change.fetch_bytes for host in pending for change in _changes(host))
+    if fetched:
+        yield f"to fetch: {size(fetched)} in all"
+    yield from _risks(pending, started, paint)
+    yield "order: " + in_hosts(started.policy, len(pending), len(state.hosts))
+    if lost := [host.name for host in pending if host.connected and not host.durable]:
+        yield paint(
+            "warn",
+            f"{fold(lost)}: records lie where a reboot loses them; after one, what was done is unknown",
+        )
+
+
+def _changes(host: HostState) -> Iterator[ChangeShown]:
+    for step in host.steps.values():
+        yield from step.planned.changes if step.planned and step.planned.pending else ()
+
+
+def _risks(pending: list[HostState], started: RunStarted, paint: Paint) -> Iterator[str]:
+    found: dict[str, int] = {}
+    for host in pending:
+        for step, state in host.steps.items():
+            for change in state.planned.changes if state.planned and state.planned.pending else ():
+                found[step] = max(found.get(step, 0), RISK_ORDER[change.risk])
+    order = [step for step, _ in started.steps if step in found]
+    compensable = [step for step in order if found[step] == RISK_ORDER["compensable"]]
+    final = [step for step in order if found[step] == RISK_ORDER["irreversible"]]
+    if compensable:
+        yield f"undone by an equal state, not the same one: {', '.join(compensable)}"
+    if final:
+        yield paint("bad", f"point of no return: {final[0]}; nothing brings back: {', '.join(final)}")
+    elif found:
+        yield "point of no return: none; every change can be undone"
+
+
+def in_hosts(policy: Policy, pending: int, total: int) -> str:
+    """Say a policy in numbers of hosts: who goes first, how many at once, what halts it."""
+    words = []
+    canary = min(policy.canary, pending)
+    if canary:
+        words.append(f"canary of {canary}")
+    if left := pending - canary:
+        sizes = [str(min(share.of(pending, least=1), left)) for share in policy.batch]
+        words.append(
+            f"{'then ' if canary else ''}batches of {', '.join(sizes)}" + (" …" if len(sizes) > 1 else "")
+        )
+    failures = policy.max_failures.of(pending)
+    lost = policy.max_unreachable.of(total)
+    halted = f"halts at the {_ordinal(failures + 1)} host that fails"
+    words.append(f"{halted}, or when more than {lost} cannot be reached or are blocked")
+    return "; ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def summary_of_plan(state: RunState) -> str:
+    """One line: how many hosts have something to do."""
+    pending = sum(1 for host in state.hosts.values() if host.pending and not _refusal(host)[0])
+    return f"{count(pending, 'host')} of {len(state.hosts)} to change"

@@ -1,0 +1,188 @@
+"""How a run ended, on one screen: what is wrong first, equal messages folded, and how to go on."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from fleetfix.action import Measurement
+from fleetfix.events import GOOD, Outcome
+from fleetfix.hostset import HostSet
+from fleetfix.state import HostState, RunState
+from fleetfix.views.amounts import duration, rate, unit
+from fleetfix.views.grouping import Group, counted, fold, group
+from fleetfix.views.neutral import one_line
+from fleetfix.views.paint import PLAIN, Paint
+from fleetfix.views.plan import said_of
+
+WORST_FIRST: tuple[Outcome, ...] = (
+    "rollback_failed", "in_doubt", "rollback_pending", "failed", "unproven", "rolled_back", "cancelled",
+    "unfinished", "blocked", "busy", "unreachable", "not_started", "pending", "changed", "ok", "skipped",
+)  # fmt: skip
+
+MESSAGES = 10
+"""Distinct messages that are shown; a screen has 24 lines."""
+
+SPEEDS = 4
+"""Lines of measured speeds; where hosts differ more they are folded into one median and its range."""
+
+MEANINGS = {
+    1: "could not begin", 2: "a host did not end well", 3: "halted by policy",
+    4: "hosts were unreachable", 6: "changes found", 70: "a bug", 130: "interrupted",
+}  # fmt: skip
+
+
+def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
+    """Write the end of a run; `code` is the exit code it leads to."""
+    lines = [*_stopped(state, paint), *_outcomes(state, paint)]
+    if state.halted:
+        lines.append(paint("bad", f"halted: {one_line(state.halted)}"))
+    lines += _speeds(state)
+    lines += _ways_on(state)
+    lines.append(last_line(state, code, paint=paint))
+    return "\n".join(lines)
+
+
+def last_line(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
+    """`run ID: 3 changed, 1 ok · 42 s · exit 0`."""
+    counts = tally(_tally(state), paint)
+    took = f" · {duration(state.ended_at - state.began_at)}" if state.ended_at else ""
+    meaning = f" ({MEANINGS[code]})" if code in MEANINGS else ""
+    ended = paint("good" if code == 0 else "bad", f"exit {code}")
+    return f"run {state.run}: {counts}{took} · {ended}{meaning}"
+
+
+def tally(counts: dict[str, int], paint: Paint = PLAIN) -> str:
+    """`2 failed, 14 changed`: outcomes that occurred, the worst first."""
+    words = [paint.outcome(one, f"{counts[one]} {one}") for one in WORST_FIRST if counts.get(one)]
+    return ", ".join(words) or "no hosts"
+
+
+def _tally(state: RunState) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for host in state.hosts.values():
+        word = host.outcome or "not_started"
+        counts[word] = counts.get(word, 0) + 1
+    return counts
+
+
+# -- outcomes -------------------------------------------------------------------------------------
+
+
+def _stopped(state: RunState, paint: Paint) -> Iterator[str]:
+    stopped = HostSet(h.name for h in state.hosts.values() if h.finished and h.finished.job_stopped)
+    if stopped:
+        yield paint("bad", f"JOB STOPPED, NOT RESTARTED: {counted(stopped)}")
+
+
+def _outcomes(state: RunState, paint: Paint) -> Iterator[str]:
+    shown, left = 0, HostSet()
+    for outcome in WORST_FIRST:
+        hosts = [host for host in state.hosts.values() if (host.outcome or "not_started") == outcome]
+        for one in _messages(outcome, hosts):
+            if outcome in GOOD or shown < MESSAGES:
+                yield _message(outcome, one, paint)
+            else:
+                left |= one.hosts
+            shown += outcome not in GOOD
+    if left:
+        yield f"… and other messages on {counted(left)}: fleetfix show {state.run}"
+
+
+def _messages(outcome: Outcome, hosts: Sequence[HostState]) -> list[Group]:
+    if outcome in GOOD or outcome == "not_started":
+        return [Group(HostSet(host.name for host in hosts), "")] if hosts else []
+    return group((host.name, said_of(host)) for host in hosts)
+
+
+def _message(outcome: Outcome, one: Group, paint: Paint) -> str:
+    label = paint.outcome(outcome, f"{outcome:<16}")
+    return f"{label} {counted(one.hosts)}{f': {one.text}' if one.text else ''}"
+
+
+# -- speeds ---------------------------------------------------------------------------------------
+
+
+def _speeds(state: RunState) -> Iterator[str]:
+    measured = {host.name: _measured(state, host) for host in state.hosts.values()}
+    both = {name: found for name, found in measured.items() if found is not None}
+    if not both:
+        return
+    rows: dict[str, list[str]] = {}
+    for name, (before, after) in both.items():
+        rows.setdefault(_speed(before, after), []).append(name)
+    if len(rows) > SPEEDS:
+        rows = _folded(both)
+    for text, names in rows.items():
+        yield f"{'speed':<16} {counted(HostSet(names))}: {text}"
+
+
+def _measured(state: RunState, host: HostState) -> tuple[Measurement | None, Measurement | None] | None:
+    """The first and the last rate that was measured; None where none was."""
+    order = [step for step, _ in state.started.steps] if state.started else list(host.steps)
+    steps = [host.steps[step] for step in order if step in host.steps]
+    found = [step.measured for step in steps if step.measured is not None]
+    if not found:
+        return None
+    if len(found) == 1:
+        # Which of the two it is: the record before the change, or the proof after it.
+        after = any(host.steps[s].measured is not None and host.steps[s].proven for s in host.steps)
+        return (None, found[0]) if after or host.outcome in ("changed", "unproven") else (found[0], None)
+    return found[0], found[-1]
+
+
+def _speed(before: Measurement | None, after: Measurement | None) -> str:
+    if before is None or after is None:
+        one = before or after
+        assert one is not None
+        return f"{rate(one.rate)} {unit(one)}" + ("" if after else " before, nothing measured after")
+    if before.scope != after.scope:
+        sides = f"{rate(before.rate)} {unit(before)} before, {rate(after.rate)} {unit(after)} after"
+        return f"{sides}: not comparable"
+    return f"{rate(before.rate)} → {rate(after.rate)} {unit(after)}"
+
+
+def _folded(found: dict[str, tuple[Measurement | None, Measurement | None]]) -> dict[str, list[str]]:
+    """Fold rows by scope: the median of each side, and the range of the later one."""
+    rows: dict[str, list[str]] = {}
+    kinds: dict[tuple[str | None, str | None], list[str]] = {}
+    for name, (before, after) in found.items():
+        scopes = (before.scope if before else None, after.scope if after else None)
+        kinds.setdefault(scopes, []).append(name)
+    for names in kinds.values():
+        sides = [[one for name in names if (one := found[name][side]) is not None] for side in (0, 1)]
+        middles = [_median(side) for side in sides]
+        last = sides[1] or sides[0]
+        low, high = (rate(extreme(one.rate for one in last)) for extreme in (min, max))
+        rows[f"{_speed(middles[0], middles[1])}, median of {len(names)} ({low} to {high})"] = names
+    return rows
+
+
+def _median(side: list[Measurement]) -> Measurement | None:
+    if not side:
+        return None
+    middle = statistics.median_low(one.rate for one in side)
+    return next(one for one in side if one.rate == middle)
+
+
+# -- what to do next ------------------------------------------------------------------------------
+
+
+def _ways_on(state: RunState) -> Iterator[str]:
+    bad = [host for host in state.hosts.values() if (host.outcome or "not_started") not in GOOD]
+    order = {outcome: place for place, outcome in enumerate(WORST_FIRST)}
+    bad = sorted(
+        (h for h in bad if h.outcome != "not_started"), key=lambda h: order[h.outcome or "not_started"]
+    )
+    open_ = HostSet(host.name for host in bad if _left_open(host))
+    if bad:
+        yield f"look closer: fleetfix show {state.run} {bad[0].name}"
+    if open_:
+        yield f"go back on {fold(open_)}: fleetfix rollback {state.run}"
+
+
+def _left_open(host: HostState) -> bool:
+    done = host.finished
+    if done is None or done.outcome in ("rolled_back", "blocked", "unreachable", "unfinished", "busy"):
+        return bool(done is None and host.changes)
+    return bool(done.open or host.changes)
