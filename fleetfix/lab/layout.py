@@ -1,0 +1,139 @@
+"""The disk of a lab host: its folders, its /etc, and the mounts that its first process makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDERS = {
+    "tmp": 0o1777,
+    "root": 0o700,
+    "home": 0o755,
+    "opt": 0o755,
+    "run": 0o755,
+    "var": 0o755,
+    "etc": 0o755,
+    "sbin": 0o755,
+    "dev": 0o755,
+}
+BELOW = (
+    "run/lock", "run/lab/faults", "var/log/train", "var/cache", "var/tmp", "var/spool", "var/lib",
+    "etc/fleetfix",
+)  # fmt: skip
+
+# What a host shares with the machine's /etc: enough for shells, the loader, names and TLS. Nothing
+# secret (no shadow, no ssh, no sudoers of the machine).
+ETC = (
+    "alternatives", "bash.bashrc", "ca-certificates.conf", "csh.cshrc", "csh.login", "debian_version",
+    "environment", "fish", "host.conf", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
+    "locale.alias", "localtime", "login.defs", "magic", "networks", "nsswitch.conf", "os-release",
+    "pip.conf", "profile", "profile.d", "protocols", "resolv.conf", "services", "shells",
+    "ssl/certs/ca-certificates.crt", "terminfo", "timezone", "uv",
+)  # fmt: skip
+
+# A small file system of its own for the state of programs: the place that a full disk fills.
+STATE_SIZE = "16m"
+LARGEST = 1 << 20
+
+Passwd = tuple[str, int, str]
+"""name, uid, home"""
+
+
+@dataclass(frozen=True)
+class Boot:
+    """The command that starts with the host."""
+
+    argv: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+    log: str
+    nofile: int = 65536
+
+
+def make_etc(target: Path) -> None:
+    """Copy what hosts share of the machine's /etc; what cannot be read is left out."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ETC:
+        _copy(Path("/etc") / name, target / name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        if source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(os.readlink(source))
+        elif source.is_dir():
+            for child in sorted(source.iterdir()):
+                _copy(child, target / child.name)
+        elif source.is_file() and source.stat().st_size <= LARGEST:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    except PermissionError:
+        return
+
+
+def make_folders(disk: Path, etc: Path, name: str, users: Sequence[Passwd]) -> None:
+    """Make the folders of a host's disk, with an /etc of its own."""
+    for folder, mode in FOLDERS.items():
+        (disk / folder).mkdir(parents=True)
+        (disk / folder).chmod(mode)
+    for folder in BELOW:
+        (disk / folder).mkdir(parents=True, exist_ok=True)
+    (disk / "var/tmp").chmod(0o1777)
+    (disk / "run/lock").chmod(0o1777)
+    (disk / "var/run").symlink_to("/run")
+    (disk / "var/lock").symlink_to("/run/lock")
+    shutil.copytree(etc, disk / "etc", symlinks=True, dirs_exist_ok=True)
+    _write_identity(disk / "etc", name, users)
+    (disk / "root/.bashrc").write_text("# A host of the fleetfix lab.\nPS1='\\u@\\h:\\w# '\n")
+    new_boot(disk)
+
+
+def _write_identity(etc: Path, name: str, users: Sequence[Passwd]) -> None:
+    shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+    rows = [f"root:x:0:0:root:/root:{shell}", "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"]
+    rows += [f"{user}:x:{uid}:{uid}:{user}:{home}:{shell}" for user, uid, home in users]
+    groups = ["root:x:0:", "tty:x:5:", "nogroup:x:65534:", *(f"{user}:x:{uid}:" for user, uid, _ in users)]
+    files = {
+        "hostname": f"{name}\n",
+        "hosts": f"127.0.0.1 localhost\n127.0.1.1 {name}\n",
+        "machine-id": f"{uuid.uuid4().hex}\n",
+        "passwd": "\n".join(rows) + "\n",
+        "group": "\n".join(groups) + "\n",
+    }
+    for path, text in files.items():
+        (etc / path).unlink(missing_ok=True)
+        (etc / path).write_text(text)
+
+
+def new_boot(disk: Path) -> None:
+    """Give the next start of this host a boot id of its own, and an empty /run."""
+    (disk / "run/lab/boot_id").write_text(f"{uuid.uuid4()}\n")
+
+
+def spec(disk: Path, name: str, *, gpus: int, keep: Sequence[str], boot: Boot | None) -> dict[str, Any]:
+    """What `stand_ins/init.py` is told: the mounts, the devices, and what boots."""
+    sbin = "/usr/local/sbin" if os.path.isdir("/usr/local/sbin") else "/usr/local/bin"
+    binds = [
+        (f"/{folder}", folder) for folder in ("tmp", "root", "home", "opt", "run", "var", "etc", "dev")
+    ]
+    return {
+        "hostname": name,
+        "root": str(disk),
+        "keep": list(keep),
+        "binds": [*binds, (sbin, "sbin")],
+        "tmpfs": [("/var/lib", STATE_SIZE)],
+        "gpus": ["nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(gpus))],
+        "boot": None if boot is None else vars(boot) | {"argv": list(boot.argv), "env": dict(boot.env)},
+    }
+
+
+def write_spec(path: Path, value: Mapping[str, Any]) -> None:
+    """Keep the spec beside the disk, where the host itself cannot reach it."""
+    path.write_text(json.dumps(value))

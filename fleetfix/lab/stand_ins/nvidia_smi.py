@@ -1,0 +1,242 @@
+"""A stand-in nvidia-smi: two H200s by files in /dev, their holders by /proc, faults by request."""
+
+import glob
+import os
+import signal
+import sys
+import time
+
+DRIVER, CUDA, NAME, TOTAL = "590.48.01", "13.1", "NVIDIA H200", 143771
+FAULTS = "/run/lab/faults/"
+BUSY = 68518  # MiB that a holder has on its GPU
+
+
+def main():
+    if os.path.exists(FAULTS + "nvidia_smi_hangs"):
+        hang()
+    if os.path.exists(FAULTS + "driver_mismatch"):
+        print("Failed to initialize NVML: Driver/library version mismatch")
+        print("NVML library version: 590.48")
+        return 18
+    if os.path.exists(FAULTS + "driver_gone"):
+        print(
+            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+            "Make sure that the latest NVIDIA driver is installed and running.\n"
+        )
+        return 9
+    return answer(sys.argv[1:])
+
+
+def hang():
+    """As on a dead GPU, though a SIGKILL ends this one."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        time.sleep(3600)
+
+
+def answer(words):
+    options = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if not equals and name in ("-i", "--id", "--format") and rest:
+            value = rest.pop(0)
+        options[name] = value
+    wanted = options.get("-i", options.get("--id"))
+    gpus = [gpu for gpu in find_gpus() if wanted is None or chosen(gpu, wanted.split(","))]
+    if not gpus:
+        print("No devices were found")
+        return 6
+    if "-L" in options or "--list-gpus" in options:
+        for gpu in gpus:
+            print("GPU %d: %s (UUID: %s)" % (gpu["index"], NAME, gpu["uuid"]))
+        return 0
+    for option in ("--query-gpu", "--query-compute-apps"):
+        if option in options:
+            return query(option, options, gpus)
+    table(gpus)
+    return 0
+
+
+def chosen(gpu, wanted):
+    return str(gpu["index"]) in wanted or gpu["uuid"] in wanted or gpu["bus"] in wanted
+
+
+# -- what is there -----------------------------------------------------------------------------------
+
+
+def find_gpus():
+    with open("/etc/machine-id") as file:
+        machine = file.read().strip()
+    gpus = []
+    for path in sorted(glob.glob("/dev/nvidia[0-9]*")):
+        index = int(path[len("/dev/nvidia") :])
+        words = (machine[:8], machine[8:12], machine[12:16], machine[16:20], machine[20:30])
+        uuid = "GPU-%s-%s-%s-%s-%s%02x" % (words + (index,))
+        bus = "00000000:%02X:00.0" % (0x19 + 0x10 * index)
+        gpus.append({"index": index, "uuid": uuid, "bus": bus, "holders": holders(path)})
+    return gpus
+
+
+def holders(path):
+    """[(pid, name)] of the processes that have the device open."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and holds(name, path):
+            found.append((int(name), command(name)))
+    return sorted(found)
+
+
+def holds(pid, path):
+    try:
+        for fd in os.listdir("/proc/%s/fd" % pid):
+            try:
+                if os.readlink("/proc/%s/fd/%s" % (pid, fd)) == path:
+                    return True
+            except OSError:
+                continue
+    except OSError:
+        return False
+    return False
+
+
+def command(pid):
+    try:
+        with open("/proc/%s/cmdline" % pid, "rb") as file:
+            return file.read().split(b"\0")[0].decode("utf-8", "replace") or "[Not Found]"
+    except OSError:
+        return "[Not Found]"
+
+
+def memory(gpu):
+    # Left by `break --fault gpu_memory_stays`: memory that no process owns any more.
+    stays = 31000 if os.path.exists(FAULTS + "gpu_memory_stays") else 0
+    return max(BUSY * len(gpu["holders"]), stays)
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+def query(option, options, gpus):
+    fields = [field.strip() for field in options[option].split(",")]
+    form = options.get("--format", "").split(",")
+    if "csv" not in form:
+        print('"--format=" switch is missing. Please specify one.')
+        return 2
+    known = GPU_FIELDS if option == "--query-gpu" else APP_FIELDS
+    for field in fields:
+        if field not in known:
+            print('Field "%s" is not a valid field to query.\n' % field)
+            return 2
+    if "noheader" not in form:
+        print(", ".join(header(field, known, form) for field in fields))
+    rows = gpus if option == "--query-gpu" else [(gpu, one) for gpu in gpus for one in gpu["holders"]]
+    for row in rows:
+        print(", ".join(cell(field, known, row, form) for field in fields))
+    return 0
+
+
+def header(field, known, form):
+    unit = known[field][1]
+    return field + (" [%s]" % unit if unit and "nounits" not in form else "")
+
+
+def cell(field, known, row, form):
+    value, unit = known[field]
+    text = str(value(row))
+    return text + (" " + unit if unit and "nounits" not in form and not text.startswith("[") else "")
+
+
+def stamp(_):
+    return time.strftime("%Y/%m/%d %H:%M:%S.000")
+
+
+GPU_FIELDS = {
+    "timestamp": (stamp, ""),
+    "index": (lambda gpu: gpu["index"], ""),
+    "uuid": (lambda gpu: gpu["uuid"], ""),
+    "gpu_uuid": (lambda gpu: gpu["uuid"], ""),
+    "name": (lambda gpu: NAME, ""),
+    "gpu_name": (lambda gpu: NAME, ""),
+    "pci.bus_id": (lambda gpu: gpu["bus"], ""),
+    "gpu_bus_id": (lambda gpu: gpu["bus"], ""),
+    "serial": (lambda gpu: "0000000000000", ""),
+    "driver_version": (lambda gpu: DRIVER, ""),
+    "count": (lambda gpu: len(glob.glob("/dev/nvidia[0-9]*")), ""),
+    "memory.used": (memory, "MiB"),
+    "memory.total": (lambda gpu: TOTAL, "MiB"),
+    "memory.free": (lambda gpu: TOTAL - memory(gpu), "MiB"),
+    "memory.reserved": (lambda gpu: 614, "MiB"),
+    "utilization.gpu": (lambda gpu: 100 if gpu["holders"] else 0, "%"),
+    "utilization.memory": (lambda gpu: 41 if gpu["holders"] else 0, "%"),
+    "temperature.gpu": (lambda gpu: 52 if gpu["holders"] else 28, ""),
+    "power.draw": (lambda gpu: "628.41" if gpu["holders"] else "77.12", "W"),
+    "mig.mode.current": (lambda gpu: "Disabled", ""),
+    "persistence_mode": (lambda gpu: "Enabled", ""),
+    "compute_mode": (lambda gpu: "Default", ""),
+    "pstate": (lambda gpu: "P0", ""),
+    "ecc.errors.uncorrected.volatile.total": (lambda gpu: 0, ""),
+}
+APP_FIELDS = {
+    "timestamp": (stamp, ""),
+    "gpu_name": (lambda row: NAME, ""),
+    "gpu_bus_id": (lambda row: row[0]["bus"], ""),
+    "gpu_serial": (lambda row: "0000000000000", ""),
+    "gpu_uuid": (lambda row: row[0]["uuid"], ""),
+    "pid": (lambda row: row[1][0], ""),
+    "process_name": (lambda row: row[1][1].replace(",", "?"), ""),
+    "name": (lambda row: row[1][1].replace(",", "?"), ""),
+    "used_gpu_memory": (lambda row: BUSY, "MiB"),
+    "used_memory": (lambda row: BUSY, "MiB"),
+}
+
+RULE = "+" + "-" * 89 + "+"
+THREE = "+".join(("", "-" * 41, "-" * 24, "-" * 22, ""))
+
+
+def table(gpus):
+    print(time.strftime("%a %b %e %H:%M:%S %Y"))
+    print(RULE)
+    print("| NVIDIA-SMI %-21s  Driver Version: %-14s CUDA Version: %-8s |" % (DRIVER, DRIVER, CUDA))
+    print(THREE)
+    print("| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |")
+    print("| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |")
+    print("|                                         |                        |               MIG M. |")
+    print("|" + "+".join(("=" * 41, "=" * 24, "=" * 22)) + "|")
+    for gpu in gpus:
+        busy = bool(gpu["holders"])
+        watts, heat, share = (628, 52, 100) if busy else (77, 28, 0)
+        used = "%dMiB / %dMiB" % (memory(gpu), TOTAL)
+        print("| %3d  %-27s    On  |   %s Off |                    0 |" % (gpu["index"], NAME, gpu["bus"]))
+        print(
+            "| N/A  %3dC    P0  %12dW /  700W | %22s |   %4d%%      Default |" % (heat, watts, used, share)
+        )
+        print("|                                         |                        |             Disabled |")
+        print(THREE)
+    print()
+    processes(gpus)
+
+
+def processes(gpus):
+    print(RULE)
+    print("| %-87s |" % "Processes:")
+    print(
+        "| %-87s |"
+        % " GPU   GI   CI              PID   Type   Process name                        GPU Memory"
+    )
+    print(
+        "| %-87s |" % "       ID   ID                                                               Usage"
+    )
+    print("|" + "=" * 89 + "|")
+    rows = [(gpu["index"], pid, name) for gpu in gpus for pid, name in gpu["holders"]]
+    for index, pid, name in rows:
+        shown = name if len(name) <= 36 else "..." + name[-33:]
+        print("| %4d   N/A  N/A %15d      C   %-36s %8dMiB |" % (index, pid, shown, BUSY))
+    if not rows:
+        print("| %-87s |" % " No running processes found")
+    print(RULE)
+
+
+sys.exit(main())
