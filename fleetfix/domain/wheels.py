@@ -1,0 +1,437 @@
+"""Decide which packages of an environment speak of the wrong CUDA, which go, and which are mended.
+
+Four of the CUDA-13 wheels own the same paths as their CUDA-12 twins, with other bytes: removing them
+by name deletes files of the twins, and every package list stays green. So a plan names both: what
+goes, and whose files must be put back (sgl-project/sglang#31035, vllm-project/vllm#42801).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from fleetfix.commands import Json, Value
+from fleetfix.domain.requirements import Requirement, normal, requirement
+
+Cuda = Literal["12", "13"]
+CUDAS: tuple[Cuda, ...] = ("12", "13")
+
+Proof = Literal["paths", "name", "version", "unsuffixed name", "requirements", "libraries"]
+BY_NAME: frozenset[Proof] = frozenset({"paths", "name", "version", "unsuffixed name"})
+"""Evidence that a list of names shows too. What only requirements or linked libraries show goes only
+if the operator lists it: a kernel package may be somebody's own build."""
+
+_UNSUFFIXED = """
+cublas cuda-runtime cuda-nvrtc cuda-cupti cuda-nvcc cuda-cccl cuda-crt cuda-culibos cuda-nvdisasm
+cuda-cuobjdump cuda-cuxxfilt cuda-opencl cuda-profiler-api cuda-sanitizer-api cuda-tileiras cudla cufft cufile
+curand cusolver cusparse npp nvfatbin nvjitlink nvjpeg nvml-dev nvptxcompiler nvtx nvvm
+"""
+UNSUFFIXED_13 = frozenset(f"nvidia-{name}" for name in _UNSUFFIXED.split())
+"""Since CUDA 13 these wheels have no suffix; their versions are not CUDA's (nvidia-cufft 12.0.0.61 is
+CUDA 13)."""
+
+VERSION_IS_CUDA = frozenset({"cuda-toolkit", "cuda-bindings", "cuda-python", "cuda-core-bindings"})
+"""Packages whose major version is the CUDA major."""
+
+NEUTRAL = frozenset(
+    {
+        "nvidia-ml-py",
+        "nvidia-cudnn-frontend",
+        "cuda-pathfinder",
+        "cuda-core",
+        "nixl",
+        "flashinfer-python",
+        "flashinfer-jit-cache",
+        "bitsandbytes",
+        "nvidia-cutlass-dsl",
+        "nvidia-cutlass-dsl-libs-base",
+    }
+)
+"""No contamination although a 12 or 13 is in sight: versions of their own, or made for both."""
+
+SPLIT = re.compile(r"^nvidia-cutlass-dsl-libs-cu1[23]$")
+"""Made for both since the layout was split; before, its files were those of -libs-base
+(NVIDIA/cutlass#3170)."""
+
+SUFFIX = re.compile(r"-cu(?:da)?(1[23])[0-9x]?(?:-|$)")
+LOCAL = re.compile(r"\+(?:(?:.*[._-])?cu(?:da)?(1[23])(?:[0-9](?![0-9])|(?![0-9]))|(1[23])\.[0-9]+$)")
+
+
+class Overwritten(Value):
+    """Files of a package that hold other bytes, and who else claims them."""
+
+    by: tuple[str, ...]
+    files: int
+
+
+class Dist(Value):
+    """What is known of one installed package; paths are those of its dist-info folder."""
+
+    info: str
+    name: str
+    version: str
+    record: str | None = "?"
+    """A digest of its RECORD; None where there is none."""
+    paths: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    shares: dict[str, int] = Field(default_factory=dict)
+    """Files that another package (by dist-info) claims too, with other bytes."""
+    missing: int = 0
+    missing_libraries: int = 0
+    overwritten: tuple[Overwritten, ...] = ()
+    altered: int = 0
+    """Files changed since installation that no other package claims."""
+    samples: tuple[str, ...] = ()
+    requested: bool = False
+    direct: bool = False
+    installer: str = ""
+    files: int = 0
+    bytes: int = 0
+    outside: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.version}"
+
+    @property
+    def pin(self) -> str:
+        return f"{normal(self.name)}=={self.version}"
+
+    @property
+    def needed_by_itself(self) -> tuple[Requirement, ...]:
+        return tuple(found for found in map(requirement, self.requires) if found is not None)
+
+
+class Torch(Value):
+    """The torch of an environment; `cuda` is None for a build without, or where nothing says."""
+
+    version: str
+    cuda: str | None = None
+    said: bool = True
+
+
+class Place(Value):
+    """The environment itself."""
+
+    path: str
+    python: str
+    site: tuple[str, ...]
+    uid: int
+    user: str | None = None
+    kind: str
+    by: str | None = None
+
+
+class Audit(Value):
+    """The facts that `wheels.audit` brings: the packages that matter, and the rest by number."""
+
+    env: Place | None = None
+    none: str | None = None
+    hint: str = ""
+    torch: Torch | None = None
+    count: int = 0
+    dists: tuple[Dist, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    eggs: tuple[str, ...] = ()
+    machine: str = "x86_64"
+    python: str = "3.11"
+
+    @classmethod
+    def read(cls, value: Json) -> Audit:
+        """Take the reply of `wheels.audit`."""
+        return cls.model_validate(value)
+
+
+class Evidence(Value):
+    """Which CUDA a package is made for, and what shows it."""
+
+    cuda: Cuda
+    proof: Proof
+
+
+class Cure(Value):
+    """What is to be done to an environment: who goes, who is mended, who is spared and why."""
+
+    blocked: str | None = None
+    remove: tuple[Dist, ...] = ()
+    repair: tuple[Dist, ...] = ()
+    files: int = 0
+    """Files to put back."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return self.blocked is None and not self.remove and not self.repair
+
+
+# -- classifying ------------------------------------------------------------------------------------
+
+
+def classify(dist: Dist) -> Evidence | None:
+    """Say which CUDA a package is made for, by the strongest evidence there is; None for neither."""
+    name = normal(dist.name)
+    if name in NEUTRAL or (SPLIT.match(name) and not dist.shares):
+        return None
+    for proof, found in (
+        ("paths", dist.paths),
+        ("name", SUFFIX.findall(name)),
+        ("version", _local(dist.version)),
+        ("unsuffixed name", _unsuffixed(name, dist.version)),
+        ("requirements", _required(dist)),
+        ("libraries", dist.needs),
+    ):
+        cudas = [one for one in CUDAS if one in found]
+        if len(cudas) == 1:
+            return Evidence(cuda=cudas[0], proof=proof)
+    return None
+
+
+def _local(version: str) -> tuple[str, ...]:
+    match = LOCAL.search(version)
+    return (match[1] or match[2],) if match else ()
+
+
+def _unsuffixed(name: str, version: str) -> tuple[str, ...]:
+    if name in UNSUFFIXED_13:
+        return ("13",)
+    return (version.partition(".")[0],) if name in VERSION_IS_CUDA else ()
+
+
+def _required(dist: Dist) -> frozenset[str]:
+    """The CUDAs of what it requires without condition; an extra says what it could be, not is."""
+    plain = (one for one in dist.needed_by_itself if "extra" not in one.marker)
+    return frozenset(found for one in plain for found in SUFFIX.findall(one.name))
+
+
+# -- planning ---------------------------------------------------------------------------------------
+
+
+def cure(audit: Audit, keep: Cuda, purge: Iterable[str] = ()) -> Cure:
+    """Plan: every package made for the other CUDA goes, every staying one is as its RECORD says."""
+    blocked = _no_place(audit) or _torch_goes(audit, keep)
+    if blocked:
+        return Cure(blocked=blocked)
+    going, left = _candidates(audit, keep, frozenset(map(normal, purge)))
+    spared = _spared(audit, going)
+    going = {info: dist for info, dist in going.items() if info not in spared}
+    reasons = {**left, **spared}
+    staying = [dist for dist in audit.dists if dist.info not in going]
+    mend = tuple(dist for dist in staying if _to_mend(dist, going, keep))
+    stays = (f"{audit_label(audit, info)} stays: {why}" for info, why in sorted(reasons.items()))
+    return Cure(
+        blocked=_must_choose(audit, going, reasons, keep) or _unprovable(going.values()),
+        remove=tuple(going.values()),
+        repair=mend,
+        files=sum(lost_files(dist, going) for dist in mend),
+        notes=(*stays, *_found_and_left(audit, staying, mend, going)),
+    )
+
+
+def audit_label(audit: Audit, info: str) -> str:
+    """`name version` of a package by its dist-info."""
+    return next((dist.label for dist in audit.dists if dist.info == info), info)
+
+
+def _no_place(audit: Audit) -> str | None:
+    if audit.env is None:
+        return f"{audit.none} ({audit.hint})" if audit.hint else audit.none or "no environment"
+    advice = {
+        "container": "it belongs to a container image: mend the image and start the container again",
+        "conda": "conda manages it: use conda or pixi there, or name a virtual environment",
+        "system": "it is the system's own Python: use the system's package manager",
+    }
+    if audit.env.kind != "venv":
+        return f"{audit.env.path}: {advice.get(audit.env.kind, 'it is no virtual environment')}"
+    return None
+
+
+def _torch_goes(audit: Audit, keep: Cuda) -> str | None:
+    if audit.torch is None or audit.env is None:
+        return None
+    made_for = audit.torch.cuda
+    if made_for is None and not audit.torch.said:
+        own = next((found for found in map(classify, _named(audit, "torch")) if found), None)
+        made_for = own.cuda if own else None
+    if made_for is None or made_for.partition(".")[0] == keep:
+        return None
+    return (
+        f"torch {audit.torch.version} in {audit.env.path} is itself built for CUDA {made_for}, "
+        f"not CUDA {keep} (set `cuda` to the one that stays)"
+    )
+
+
+def _named(audit: Audit, name: str) -> list[Dist]:
+    return [dist for dist in audit.dists if normal(dist.name) == name]
+
+
+def _candidates(audit: Audit, keep: Cuda, listed: frozenset[str]) -> tuple[dict[str, Dist], dict[str, str]]:
+    """The packages that would go, and {dist-info: why} of those that stay although one might ask."""
+    going: dict[str, Dist] = {}
+    left: dict[str, str] = {}
+    for dist in audit.dists:
+        evidence = classify(dist)
+        ours = evidence is not None and evidence.cuda == keep
+        if normal(dist.name) in listed:
+            if ours:
+                left[dist.info] = f"it is built for CUDA {keep}, though listed in `purge`"
+            else:
+                going[dist.info] = dist
+        elif evidence is not None and not ours:
+            why = _asked_for(dist, evidence)
+            if why is None:
+                going[dist.info] = dist
+            else:
+                left[dist.info] = (
+                    f"built for CUDA {evidence.cuda}, but {why}; list it in `purge` to remove it"
+                )
+    return going, left
+
+
+def _asked_for(dist: Dist, evidence: Evidence) -> str | None:
+    if dist.direct:
+        return "it was installed from a place of its own"
+    if dist.requested:
+        return "somebody asked for it by name"
+    if evidence.proof not in BY_NAME:
+        return f"only its {evidence.proof} say so"
+    return None
+
+
+def _spared(audit: Audit, going: Mapping[str, Dist]) -> dict[str, str]:
+    """{dist-info: reason} of candidates that staying packages require, directly or through others."""
+    facts = _marker_facts(audit)
+    named: dict[str, list[Dist]] = {}
+    for dist in audit.dists:
+        named.setdefault(normal(dist.name), []).append(dist)
+    extras: dict[str, frozenset[str]] = {}
+    spared: dict[str, str] = {}
+    # Every staying package stands in the queue once, and again whenever it is asked for more extras.
+    queue = [dist for dist in audit.dists if dist.info not in going]
+    while queue:
+        owner = queue.pop()
+        active = extras.get(owner.info, frozenset())
+        for need in owner.needed_by_itself:
+            if not need.holds(facts, active):
+                continue
+            for dist in named.get(need.name, ()):
+                known = extras.get(dist.info, frozenset())
+                fresh = dist.info in going and dist.info not in spared
+                if fresh:
+                    spared[dist.info] = f"{owner.label} requires it"
+                if fresh or not need.extras <= known:
+                    extras[dist.info] = known | need.extras
+                    queue.append(dist)
+    return spared
+
+
+def _marker_facts(audit: Audit) -> dict[str, str]:
+    return {
+        "python_version": audit.python,
+        "platform_machine": audit.machine,
+        "platform_system": "Linux",
+        "sys_platform": "linux",
+        "os_name": "posix",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
+
+
+def _must_choose(
+    audit: Audit, going: Mapping[str, Dist], reasons: Mapping[str, str], keep: Cuda
+) -> str | None:
+    """A package of the other CUDA cannot stay where it shares different bytes with one that stays."""
+    staying = [(dist, classify(dist)) for dist in audit.dists if dist.info not in going]
+    wrong = [dist for dist, found in staying if found is not None and found.cuda != keep]
+    for dist in wrong:
+        for other in (one for one, _ in staying if one not in wrong and one.info in dist.shares):
+            why = reasons.get(dist.info, "").partition(";")[0]
+            return (
+                f"{dist.label} and {other.label} claim {dist.shares[other.info]} files with other bytes, "
+                f"and the first would stay: {why}; choose, and list what goes in `purge`"
+            )
+    return _twice(audit, going, keep)
+
+
+def _twice(audit: Audit, going: Mapping[str, Dist], keep: Cuda) -> str | None:
+    """One package installed in two versions at once: nothing says which one is meant."""
+    seen: dict[str, Dist] = {}
+    for dist in audit.dists:
+        evidence = classify(dist)
+        if dist.info in going or evidence is None or evidence.cuda != keep:
+            continue
+        other = seen.setdefault(normal(dist.name), dist)
+        if other is not dist and other.shares:
+            return f"{other.label} and {dist.version} are both installed: reinstall the one that is meant"
+    return None
+
+
+def _unprovable(going: Iterable[Dist]) -> str | None:
+    for dist in going:
+        if dist.record is None:
+            return (
+                f"{dist.label} has no RECORD, its removal was interrupted: nothing says what it owns "
+                "(install this version again with --no-deps, then run this again)"
+            )
+        if dist.installer == "conda":
+            return f"{dist.label} was installed by conda: remove it with conda or pixi"
+        if dist.outside:
+            return f"{dist.label} claims {dist.outside} files outside of the environment"
+    return None
+
+
+def _to_mend(dist: Dist, going: Mapping[str, Dist], keep: Cuda) -> bool:
+    """Whether a staying package lost files to those who go, or lacks what makes it work."""
+    if dist.record is None:
+        return False
+    if _taken(dist, going):
+        return True
+    evidence = classify(dist)
+    ours = normal(dist.name) == "torch" or (evidence is not None and evidence.cuda == keep)
+    return bool(dist.missing_libraries or (ours and dist.missing))
+
+
+def _taken(dist: Dist, going: Mapping[str, Dist]) -> int:
+    return sum(group.files for group in dist.overwritten if any(info in going for info in group.by))
+
+
+def lost_files(dist: Dist, going: Mapping[str, Dist]) -> int:
+    """How many files of a staying package have to be put back."""
+    return dist.missing + _taken(dist, going)
+
+
+def _found_and_left(
+    audit: Audit, staying: Iterable[Dist], mend: tuple[Dist, ...], going: Mapping[str, Dist]
+) -> list[str]:
+    notes = []
+    for dist in staying:
+        if dist.altered:
+            some = f", such as {dist.samples[0]}" if dist.samples else ""
+            notes.append(f"{dist.label}: {dist.altered} files locally modified{some}; left as they are")
+        if dist.missing and dist not in mend:
+            notes.append(f"{dist.label}: {dist.missing} files missing; left as it is")
+        other = sum(group.files for group in dist.overwritten) - _taken(dist, going)
+        if other and dist.record is not None:
+            notes.append(f"{dist.label}: {other} files hold the bytes of another staying package")
+    notes += [f"{name} is left over from an interrupted removal" for name in audit.leftovers]
+    notes += [f"{name} was installed without a RECORD and cannot be judged" for name in audit.eggs]
+    return notes
+
+
+# -- what is wrong now ------------------------------------------------------------------------------
+
+
+def unsound(audit: Audit, keep: Cuda) -> str | None:
+    """Why an environment is not sound for this CUDA, in one line; None when every touched file is right."""
+    found = cure(audit, keep)
+    if found.blocked:
+        return found.blocked
+    if found.repair:
+        names = ", ".join(dist.label for dist in found.repair)
+        return f"{found.files} files are not as their packages say: {names}"
+    if found.remove:
+        return f"packages of the other CUDA: {', '.join(dist.label for dist in found.remove)}"
+    return None

@@ -1,0 +1,244 @@
+"""Hold files as hard links on their own file system, so that a change can be taken back exactly.
+
+pip and uv replace files by a new inode, and so do we: a second name keeps the old bytes, mode, owner
+and times without copying. The hold lies in a folder that only root (or the user we run as) can enter;
+inside it a folder of the tree's owner, for everything in the tree is done as that owner.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import time
+
+from fleetfix.remote import tree
+from fleetfix.remote.api import Refusal, write_durably
+
+NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+
+
+def place(ctx, prefix, uid):
+    """Choose a folder for a hold: {"outer", "folder", "tag"}. Nothing is made yet.
+
+    Under the state folder where a hard link can reach it; else beside the environment, as far up as
+    the link reaches. Bind mounts of one file system have one st_dev and refuse links all the same,
+    so it is tried.
+    """
+    tag = hashlib.sha256(("%s %s %s" % (ctx.run_id, ctx.step, ctx.memory)).encode()).hexdigest()[:12]
+    for parent in _candidates(ctx, prefix):
+        outer = os.path.join(parent, ".fleetfix-" + tag)
+        if _reaches(prefix, outer, uid):
+            return {"outer": outer, "folder": outer + "/files", "tag": tag, "uid": uid}
+    raise Refusal(
+        "blocked", "no place to hold the files of %s" % prefix, "make the folder above it writable"
+    )
+
+
+def _candidates(ctx, prefix):
+    yield ctx.memory
+    above, found = os.path.dirname(prefix), []
+    while above not in ("/", ""):
+        found.append(above)
+        above = os.path.dirname(above)
+    device = os.stat(prefix).st_dev
+    for folder in reversed(found):
+        if os.stat(folder).st_dev == device:
+            yield folder
+    yield prefix
+
+
+def _reaches(prefix, outer, uid):
+    """Whether a file of the environment can be linked into a new folder there; leaves nothing."""
+    sample = os.path.join(prefix, "pyvenv.cfg")
+    try:
+        os.makedirs(outer, 0o700, exist_ok=True)
+    except OSError:
+        return False
+    try:
+        if os.stat(outer).st_dev != os.stat(prefix).st_dev:
+            return False
+        os.link(sample, outer + "/probe", follow_symlinks=False)
+        os.unlink(outer + "/probe")
+        return True
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        # Where the file system knows no hard links, the hold is a copy, beside the environment.
+        return error.errno not in (errno.EXDEV, errno.EROFS, errno.EACCES)
+    finally:
+        try:
+            os.rmdir(outer)
+        except OSError:
+            pass
+
+
+def opened(held):
+    """A descriptor of the inner folder, made if need be, that belongs to the tree's owner."""
+    os.makedirs(held["outer"], 0o700, exist_ok=True)
+    os.makedirs(held["folder"], 0o700, exist_ok=True)
+    if os.geteuid() == 0:
+        os.chown(held["folder"], held["uid"], -1)
+    return os.open(held["folder"], tree.FOLDER)
+
+
+def temporary(path, tag, use=""):
+    """The name, beside `path`, under which a file is written before it is renamed into place."""
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+    return os.path.join(os.path.dirname(path), ".fleetfix-%s-%s%s.tmp" % (tag, name, use))
+
+
+# -- as the owner -----------------------------------------------------------------------------------
+
+
+def fill(prefix, fd, paths):
+    """Hold each path; returns the manifest: what each was, and the folders on the way to it."""
+    entries, folders, absent = [], {}, set()
+    with tree.Tree(prefix) as place:
+        for number, path in enumerate(paths):
+            entries.append(_hold_one(place, fd, path, "%d" % number))
+            above = os.path.dirname(path)
+            while above and above not in folders and above not in absent:
+                info = place.stat(above)
+                if info is None:
+                    absent.add(above)
+                else:
+                    folders[above] = [stat.S_IMODE(info.st_mode), info.st_mtime_ns]
+                above = os.path.dirname(above)
+    os.fsync(fd)
+    return {"entries": entries, "folders": folders, "absent": sorted(absent)}
+
+
+def _hold_one(place, fd, path, name):
+    info = place.stat(path)
+    if info is None:
+        return {"path": path, "kind": "absent"}
+    if stat.S_ISLNK(info.st_mode):
+        return {"path": path, "kind": "link", "target": place.target(path)}
+    if not stat.S_ISREG(info.st_mode):
+        raise Refusal("blocked", "%s is neither file nor link" % os.path.join(place.root, path))
+    found = {
+        "path": path,
+        "kind": "file",
+        "name": name,
+        "sha256": place.sha256(path),
+        "mode": stat.S_IMODE(info.st_mode),
+        "mtime": info.st_mtime_ns,
+    }
+    try:
+        os.unlink(name, dir_fd=fd)
+    except FileNotFoundError:
+        pass
+    try:
+        place.link_to(path, fd, name)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _copy_out(place, path, fd, name)
+        found["copied"] = True
+    return found
+
+
+def _copy_out(place, path, fd, name):
+    source = place.open(path)
+    out = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=fd)
+    try:
+        tree.copy(source, out)
+        os.fsync(out)
+    finally:
+        os.close(source)
+        os.close(out)
+
+
+def put_back(prefix, fd, tag, manifest):
+    """Make every path of a manifest what it was; returns how many had to be changed."""
+    count = 0
+    with tree.Tree(prefix) as place:
+        for entry in manifest["entries"]:
+            place.unlink(temporary(entry["path"], tag))
+            place.unlink(temporary(entry["path"], tag, "-undo"))
+        for entry in manifest["entries"]:
+            count += _put_back_one(place, fd, tag, entry)
+        for folder in sorted(manifest["absent"], key=lambda one: -one.count("/")):
+            place.remove_folder(folder)
+        for folder in sorted(manifest["folders"], key=lambda one: -one.count("/")):
+            place.set_folder(folder, *manifest["folders"][folder])
+        for entry in manifest["entries"]:
+            if entry["kind"] == "file" and place.sha256(entry["path"]) != entry["sha256"]:
+                raise Refusal("verify_failed", "%s is not as it was" % os.path.join(prefix, entry["path"]))
+    return count
+
+
+def _put_back_one(place, fd, tag, entry):
+    path, now = entry["path"], place.stat(entry["path"])
+    if entry["kind"] == "absent":
+        if now is None:
+            return 0
+        place.unlink(path)
+        return 1
+    if entry["kind"] == "link":
+        if now is not None and stat.S_ISLNK(now.st_mode) and place.target(path) == entry["target"]:
+            return 0
+    elif _is_held(now, fd, entry):
+        return 0
+    fresh = temporary(path, tag, "-undo")
+    if entry["kind"] == "link":
+        place.symlink(entry["target"], fresh)
+    elif entry.get("copied"):
+        _copy_in(place, fd, entry, fresh)
+    else:
+        place.link_from(fd, entry["name"], fresh)
+    place.rename(fresh, path)
+    return 1
+
+
+def _is_held(now, fd, entry):
+    """Whether the file in the tree still is the one that is held."""
+    if now is None:
+        return False
+    held = os.stat(entry["name"], dir_fd=fd, follow_symlinks=False)
+    if (held.st_ino, held.st_dev) == (now.st_ino, now.st_dev):
+        return True
+    return bool(entry.get("copied")) and now.st_mtime_ns == entry["mtime"] and now.st_size == held.st_size
+
+
+def _copy_in(place, fd, entry, fresh):
+    source = os.open(entry["name"], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        place.write(fresh, source, 0o600)
+    finally:
+        os.close(source)
+    place.set_file(fresh, entry["mode"], entry["mtime"])
+
+
+# -- letting go -------------------------------------------------------------------------------------
+
+
+def drop(held):
+    """Remove a hold."""
+    shutil.rmtree(held["outer"], ignore_errors=True)
+
+
+def expire(ctx, held, until):
+    """Note that a hold may go after `until` (seconds since the epoch); returns that time."""
+    folder = os.path.join(ctx.home, "holds")
+    os.makedirs(folder, 0o700, exist_ok=True)
+    note = dict(held, until=until, run=ctx.run_id)
+    write_durably(os.path.join(folder, held["tag"] + ".json"), json.dumps(note).encode())
+    return until
+
+
+def sweep(ctx):
+    """Remove the holds whose time is over."""
+    folder = os.path.join(ctx.home, "holds")
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        path = os.path.join(folder, name)
+        try:
+            with open(path, "rb") as file:
+                note = json.loads(file.read())
+        except (OSError, ValueError):
+            continue
+        if note.get("until", 0) <= time.time():
+            drop(note)
+            os.unlink(path)

@@ -1,0 +1,307 @@
+"""Audit an environment's CUDA wheels, and mend it byte by byte so that it can be taken back.
+
+`audit` reads; what should go and what should be mended is decided by fleetfix.domain.wheels.
+`repair` puts back what staying packages' own RECORDs name, from parts staged before (parts.stage),
+then removes what only the going packages own. `restore` is its undo: everything that was replaced or
+removed is held as a hard link on the same file system until then.
+"""
+
+import json
+import os
+import platform
+import re
+import sys
+import time
+
+from fleetfix.remote import dists, environments, holds, parts, tree
+from fleetfix.remote.api import Refusal, read, write
+
+LARGEST_REPLY = 60 * 1024
+SAMPLES = 5
+
+
+@read
+def audit(ctx, venv, purge=(), cuda=None):
+    """What is installed, what speaks of CUDA, what is damaged and by whom. See domain.wheels.Audit."""
+    where = environments.resolve(ctx, venv)
+    if "none" in where:
+        return {"none": where["none"], "hint": where.get("hint", "")}
+    found = {
+        "env": {key: where.get(key) for key in ("path", "python", "site", "uid", "user", "kind", "by")}
+    }
+    if where["kind"] != "venv":
+        return found
+    environment = dists.Environment(where["path"], where["site"])
+    found.update(examine(environment, {dists.normal(name) for name in purge}))
+    found["machine"] = platform.machine()
+    found["python"] = _python_of(where["site"])
+    return _fitting(found)
+
+
+def _python_of(sites):
+    for site in sites:
+        found = re.search(r"python(3\.\d+)", site)
+        if found:
+            return found.group(1)
+    return "%d.%d" % sys.version_info[:2]
+
+
+def _fitting(found):
+    """Cut what is only told, never what is decided on, until the reply fits."""
+    if len(json.dumps(found)) > LARGEST_REPLY:
+        for dist in found["dists"]:
+            dist["samples"] = []
+    if len(json.dumps(found)) > LARGEST_REPLY:
+        raise Refusal("bug", "the audit of %s does not fit into a reply" % found["env"]["path"])
+    return found
+
+
+def examine(environment, listed):
+    """The facts about the packages that matter: those that speak of CUDA, are damaged, or listed."""
+    evidence = {dist.info: _evidence(environment, dist) for dist in environment.dists}
+    speaking = {
+        dist.info
+        for dist in environment.dists
+        if any(evidence[dist.info])
+        or dists.normal(dist.name) in listed
+        or dists.SPEAKS_OF_CUDA.search(dists.normal(dist.name))
+        or dists.CUDA_LOCAL.search(dist.version)
+    }
+    names = {dists.normal(dist.name) for dist in environment.dists if dist.info in speaking}
+    shown = []
+    for dist in environment.dists:
+        facts = _facts(environment, dist, dist.info in speaking, names, evidence[dist.info])
+        told = facts["missing"] or facts["overwritten"] or facts["altered"] or facts["shares"]
+        if dist.info in speaking or facts["requires"] or told:
+            shown.append(facts)
+    return {
+        "torch": environment.torch(),
+        "count": len(environment.dists),
+        "dists": shown,
+        "leftovers": environment.leftovers[:20],
+        "eggs": [name for name in environment.eggs if dists.SPEAKS_OF_CUDA.search(dists.normal(name))][:20],
+    }
+
+
+def _evidence(environment, dist):
+    return dists.path_majors(dist), dists.elf_majors(environment, dist)
+
+
+def _facts(environment, dist, thorough, names, evidence):
+    shares, missing, libraries, overwritten, altered, samples = {}, 0, 0, {}, 0, []
+    size = 0
+    for path, sha, length in dist.rows or ():
+        if sha is None:
+            continue
+        size += length or 0
+        rivals = environment.rivals(dist, path, sha)
+        for other in rivals:
+            shares[other.info] = shares.get(other.info, 0) + 1
+        state = environment.state(dist, path, sha, length, thorough)
+        if state == "ok" or (state == "missing" and dists.elsewhere(dist, path)):
+            continue
+        if state == "missing":
+            missing += 1
+            libraries += ".so" in os.path.basename(path)
+        elif rivals:
+            key = tuple(sorted(other.info for other in rivals))
+            overwritten[key] = overwritten.get(key, 0) + 1
+        else:
+            altered += 1
+            if len(samples) < SAMPLES:
+                samples.append(path[-120:])
+    return {
+        "info": dist.info,
+        "name": dist.name,
+        "version": dist.version,
+        "record": dist.record,
+        "paths": evidence[0],
+        "needs": evidence[1],
+        "requires": _requires(dist, names),
+        "shares": shares,
+        "missing": missing,
+        "missing_libraries": libraries,
+        "overwritten": [{"by": list(key), "files": count} for key, count in sorted(overwritten.items())],
+        "altered": altered,
+        "samples": samples,
+        "requested": dist.requested,
+        "direct": dist.direct,
+        "installer": dist.installer,
+        "files": len(dist.rows or ()),
+        "bytes": size,
+        "outside": dist.outside,
+    }
+
+
+def _requires(dist, names):
+    """The requirements that speak of packages that matter here, without their version ranges."""
+    found = []
+    for text in dist.requires:
+        match = re.match(r"([A-Za-z0-9._-]+)\s*(\[[^\]]*\])?", text)
+        if match and dists.normal(match.group(1)) in names:
+            marker = text.partition(";")[2].strip()
+            found.append(match.group(0).replace(" ", "") + ("; " + marker[:200] if marker else ""))
+    return sorted(set(found))
+
+
+# -- repair -----------------------------------------------------------------------------------------
+
+
+@write
+def repair(ctx, venv, repair=(), purge=(), records=None):
+    """Make the environment as its staying packages' RECORDs say, without the packages `purge`.
+
+    `repair` and `purge` are dist-info paths, `records` the digest of each one's RECORD as planned: a
+    RECORD that changed since is a stale plan.
+    """
+    where = parts.found_again(ctx, venv)
+    environment = dists.Environment(where["path"], where["site"])
+    if ctx.recall("manifest") is not None:
+        # Begun before: what is gone already is how it should be.
+        purge = [info for info in purge if os.path.isdir(environment.full(info))]
+    mend, go = _as_planned(environment, repair, purge, records or {})
+    restore = dists.wanted(environment, mend, go)
+    remove = dists.unowned(environment, go)
+    _one_truth(restore, mend, environment)
+    store = parts.opened(ctx)
+    try:
+        lacking = parts.lacking(store, restore)
+        if lacking:
+            raise Refusal("blocked", "no part for %s" % lacking[0][0], "stage the parts first: wheel_parts")
+        _room(environment, restore)
+        ctx.remember("planned", {"prefix": environment.prefix, "uid": where["uid"], "site": where["site"]})
+        held = _hold(ctx, environment.prefix, where["uid"], restore, remove)
+        ctx.say("replacing %d files, removing %d" % (len(restore), len(remove)))
+        ctx.as_user(where["uid"], _replace, environment.prefix, held["tag"], restore, store)
+        ctx.as_user(where["uid"], _remove, environment.prefix, remove, environment.sites)
+    finally:
+        if store is not None:
+            os.close(store)
+    os.sync()
+    return {"restored": len(restore), "removed": len(remove), "hold": held["folder"]}
+
+
+def _as_planned(environment, repair, purge, records):
+    try:
+        mend, go = environment.of(repair), environment.of(purge)
+    except KeyError as error:
+        raise Refusal("stale_plan", "%s is no longer there" % error.args[0]) from None
+    for dist in mend + go:
+        if dist.info in records and records[dist.info] != dist.record:
+            raise Refusal("stale_plan", "%s was installed again since the plan" % dist.label)
+    return mend, go
+
+
+def _one_truth(restore, mend, environment):
+    """Refuse where two packages to mend name different bytes for one path."""
+    chosen = {path: sha for path, sha, _ in restore}
+    for dist in mend:
+        for path, sha, _ in dist.rows or ():
+            if sha is not None and chosen.get(path, sha) != sha:
+                raise Refusal("blocked", "two staying packages claim other bytes of %s" % path)
+
+
+def _room(environment, restore):
+    need = sum(size or 0 for _, _, size in restore) + (16 << 20)
+    info = os.statvfs(environment.prefix)
+    free = info.f_bavail * info.f_frsize
+    if free < need:
+        raise Refusal(
+            "no_space",
+            "%s has %d MiB free, the repair needs %d MiB" % (environment.prefix, free >> 20, need >> 20),
+        )
+
+
+def _hold(ctx, prefix, uid, restore, remove):
+    """Hold all that will be replaced or removed; durable before the first change in the tree."""
+    held = ctx.recall("hold")
+    if held is None:
+        held = holds.place(ctx, prefix, uid)
+        ctx.remember("hold", held)
+    manifest = ctx.recall("manifest")
+    if manifest is None:
+        holds.sweep(ctx)
+        paths = list(dict.fromkeys([path for path, _, _ in restore] + list(remove)))
+        fd = holds.opened(held)
+        try:
+            manifest = ctx.as_user(uid, holds.fill, prefix, fd, paths)
+        finally:
+            os.close(fd)
+        ctx.remember("manifest", manifest)
+    return held
+
+
+def _replace(prefix, tag, restore, store):
+    with tree.Tree(prefix) as place:
+        for path, sha, _ in restore:
+            temporary = holds.temporary(path, tag)
+            place.unlink(temporary)
+            source, mode = parts.take(store, sha)
+            try:
+                written = place.write(temporary, source, mode)
+            finally:
+                os.close(source)
+            if written != sha:
+                place.unlink(temporary)
+                raise Refusal("verify_failed", "the staged part of %s is damaged" % path)
+            place.rename(temporary, path)
+
+
+def _remove(prefix, remove, sites):
+    keep = {os.path.relpath(site, prefix) for site in sites} | {
+        "",
+        "bin",
+        "lib",
+        "lib64",
+        "include",
+        "share",
+    }
+    with tree.Tree(prefix) as place:
+        for path in remove:
+            place.unlink(path)
+        folders = {os.path.dirname(path) for path in remove}
+        for folder in sorted(folders, key=lambda one: (-one.count("/"), one)):
+            while folder not in keep:
+                if not place.remove_folder(folder):
+                    break
+                folder = os.path.dirname(folder)
+
+
+# -- undo and commit --------------------------------------------------------------------------------
+
+
+@write
+def restore(ctx):
+    """Put back every byte that `repair` replaced or removed; a no-op where it did nothing."""
+    planned, held = ctx.recall("planned"), ctx.recall("hold")
+    if planned is None or held is None:
+        return {"restored": 0}
+    manifest = ctx.recall("manifest")
+    if manifest is None:
+        holds.drop(held)
+        return {"restored": 0}
+    if not os.path.isdir(held["folder"]):
+        if ctx.recall("undone"):
+            return {"restored": 0}
+        raise Refusal("blocked", "the hold %s is gone: it was committed" % held["folder"])
+    fd = holds.opened(held)
+    try:
+        count = ctx.as_user(planned["uid"], holds.put_back, planned["prefix"], fd, held["tag"], manifest)
+    finally:
+        os.close(fd)
+    os.sync()
+    ctx.remember("undone", {"at": time.time()})
+    holds.drop(held)
+    return {"restored": count}
+
+
+@write
+def settle(ctx, keep=7 * 24 * 3600.0):
+    """Let a hold go after `keep` seconds: at once for 0, else at a later repair on this host."""
+    held = ctx.recall("hold")
+    if held is None:
+        return {"kept": None}
+    if keep <= 0:
+        holds.drop(held)
+        return {"kept": None}
+    return {"kept": holds.expire(ctx, held, time.time() + keep)}
