@@ -86,46 +86,62 @@ def boot_id():
 
 def take(job):
     """Everything needed to start a job (of `procs.jobs_here`) again as it was. Refuses half a truth."""
+    entry = look(job)
+    if entry is None:
+        raise Refusal("stale_plan", "job %d ended by itself before it was stopped" % job["pid"])
+    if not entry["environ"] or not entry["program"] or entry["cwd"] is None:
+        raise Refusal(
+            "blocked", "how job %d was started cannot be read" % job["pid"], "it may have renamed itself"
+        )
+    return entry
+
+
+def look(job):
+    """What can be read of a job now, None where it cannot; None as a whole when the job is gone."""
     pid, status = job["pid"], procs.status_of(job["pid"])
     environ = procs.environ_of(pid)
-    if not status or not alive(pid, job["start"]):
-        raise Refusal("stale_plan", "job %d ended by itself before it was stopped" % pid)
-    if not environ or not program_of(pid, job["argv"], environ):
-        raise Refusal("blocked", "how job %d was started cannot be read" % pid, "it has renamed itself")
-    stdio = [stdio_of(pid, fd) for fd in (0, 1, 2)]
-    worker = "TORCHELASTIC_RUN_ID" in environ
+    argv = procs.argv_of(pid)
     log = log_of([member for member, _ in job["holders"]] + [pid])
-    return {
+    entry = {
         "pid": pid,
         "start": job["start"],
-        "argv": job["argv"],
-        "program": program_of(pid, job["argv"], environ),
-        "cwd": link_now(pid, "cwd"),
-        "environ": {k: v for k, v in environ.items() if not (worker and PER_RANK.match(k))},
-        "uid": int(status["Uid"].split()[1]),
-        "gid": int(status["Gid"].split()[1]),
-        "groups": [int(one) for one in status.get("Groups", "").split()],
-        "limits": limits_of(pid),
-        "umask": int(status.get("Umask", "0022"), 8),
-        "affinity": sorted(os.sched_getaffinity(pid)),
-        "nice": os.getpriority(os.PRIO_PROCESS, pid),
-        "oom": int(procs.slurp(pid, "oom_score_adj") or 0),
+        "argv": argv,
+        "program": program_of(pid, argv, environ or {}),
+        "cwd": procs.link(pid, "cwd"),
+        "environ": without_rank(environ),
         "ignored": [one for one in KEPT_IGNORED if int(status.get("SigIgn", "0"), 16) >> (one - 1) & 1],
-        "stdio": stdio,
+        "stdio": [stdio_of(pid, fd) for fd in (0, 1, 2)],
         "environment": job["environments"][0] if job["environments"] else None,
         "gpus": job["gpus"],
         "unit": job["unit"],
         "log": log,
         "steps_seen": last_step(log),
     }
+    try:
+        entry.update(_rights(pid, status))
+    except (OSError, KeyError):
+        return None
+    return entry if alive(pid, job["start"]) else None
 
 
-def link_now(pid, name):
-    """Where /proc/PID/NAME points; refused when the process is gone or it cannot be read."""
-    target = procs.link(pid, name)
-    if target is None:
-        raise Refusal("stale_plan", "job %d ended by itself before it was stopped" % pid)
-    return target
+def _rights(pid, status):
+    return {
+        "uid": int(status["Uid"].split()[1]),
+        "gid": int(status["Gid"].split()[1]),
+        "groups": [int(one) for one in status["Groups"].split()],
+        "limits": limits_of(pid),
+        "umask": int(status["Umask"], 8),
+        "affinity": sorted(os.sched_getaffinity(pid)),
+        "nice": os.getpriority(os.PRIO_PROCESS, pid),
+        "oom": int(procs.slurp(pid, "oom_score_adj") or 0),
+    }
+
+
+def without_rank(environ):
+    """An environment without what an agent gives to each of its workers, where there was an agent."""
+    if not environ or "TORCHELASTIC_RUN_ID" not in environ:
+        return environ
+    return {name: value for name, value in environ.items() if not PER_RANK.match(name)}
 
 
 def program_of(pid, argv, environ):

@@ -1,0 +1,286 @@
+"""The training job of this host: which it is, where it logs, and what became of it."""
+
+import hashlib
+import json
+import os
+import stat
+
+from fleetfix.remote import capture, ending, launch, procs
+from fleetfix.remote.api import Refusal, read, stat_of, user_name
+
+# Which GPUs a process is told to use: two jobs with one command line may differ only in this.
+SELECTS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+CONFIGS = (".toml", ".yaml", ".yml", ".json")
+FROM_ZERO = "from-zero.json"
+
+
+# -- helpers for other host modules ---------------------------------------------------------------
+
+
+def capture_path(ctx, step):
+    """Where the capture of a step lies in this run."""
+    return capture.path_of(ctx, step)
+
+
+def captured(ctx, step):
+    """{"jobs": [...], "orphans", "boot"} that a step of this run captured before it stopped them."""
+    return capture.of_step(ctx, step)
+
+
+def current(ctx):
+    """The live job with the fields of a capture's entry (None where one cannot be read), or None.
+
+    What this run started comes first; else the GPU job; of several the one with most GPUs.
+    """
+    job = live_job(ctx)
+    return capture.look(job) if job else None
+
+
+def job_environ(ctx, step):
+    """(uid, {name: value}) that the live job started with, else that of this run's capture, or None."""
+    job = current(ctx)
+    if job and job["environ"]:
+        return job["uid"], job["environ"]
+    found = captured(ctx, step)
+    jobs = found["jobs"] if found else []
+    return (jobs[0]["uid"], jobs[0]["environ"]) if jobs else None
+
+
+def log_of_job(ctx):
+    """Where the live job logs and where in it this start's output begins, or None.
+
+    {"path", "offset" (bytes), "pid", "start", "uid", "key": what decides its speed, "seconds": its age}.
+    """
+    job = current(ctx)
+    if job is None:
+        return None
+    record = _record_of(ctx, job["pid"], job["start"])
+    path = job["log"] or (record["log"] if record else None)
+    if path is None:
+        return None
+    offset = record["offset"] if record and record["log"] == path else 0
+    return {
+        "path": path,
+        "offset": offset if offset <= launch.size(path) else 0,
+        "pid": job["pid"],
+        "start": job["start"],
+        "uid": job["uid"],
+        "key": key_of(ctx, job["argv"], job["cwd"], job["uid"], path),
+        "seconds": age_of(job["start"]),
+    }
+
+
+def key_of(ctx, argv, cwd, uid, log):
+    """A digest of what decides a job's speed: its command without its log's path, and its configs."""
+    words = [one for one in argv if log not in one and os.path.basename(log) != one]
+    files = [os.path.join(cwd or "/", one.split("=", 1)[-1]) for one in words]
+    configs = [path for path in files if path.endswith(CONFIGS)]
+    try:
+        digests = ctx.as_user(uid, _digests, configs) if configs else []
+    except (Refusal, OSError):
+        digests = []
+    return hashlib.sha256(json.dumps([words, digests]).encode()).hexdigest()[:16]
+
+
+def _digests(paths):
+    found = []
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            continue
+        with os.fdopen(fd, "rb") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                found.append(hashlib.sha256(file.read(1 << 20)).hexdigest())
+    return found
+
+
+def age_of(start):
+    """Seconds since a start time of /proc/PID/stat."""
+    with open("/proc/uptime") as file:
+        return float(file.read().split()[0]) - start / os.sysconf("SC_CLK_TCK")
+
+
+def live_job(ctx):
+    """The live job as `procs.jobs_here` gives it, or None: see `current`."""
+    _, jobs = procs.jobs_here()
+    jobs = [job for job in jobs if not job["orphan"]]
+    ours = [one for one in records(ctx) if launch.runs(one)]
+    for record in ours:
+        for job in jobs:
+            if [record["pid"], record["start"]] in [[job["pid"], job["start"]], *job["holders"]]:
+                return job
+    if ours:
+        return as_job(ours[0]["pid"], ours[0]["start"])
+    mine = [job for job in jobs if not job["container"]]
+    return max(mine, key=lambda job: (len(job["gpus"]), -job["pid"])) if mine else None
+
+
+def as_job(pid, start):
+    """A live process as a job of `procs.jobs_here`, also where it holds no GPU (yet, or any more)."""
+    uid = procs.uid_of(pid)
+    tree = [pid] + [one for one, _ in ending.tree_of({"pid": pid, "start": start, "holders": []})]
+    environments = {path for path in (procs.environment_of(one) for one in tree) if path}
+    unit, user_unit = procs.units_of(procs.cgroup_of(pid))
+    return {
+        "pid": pid,
+        "start": start,
+        "uid": uid,
+        "user": None if uid is None else user_name(uid),
+        "argv": procs.argv_of(pid),
+        "cwd": procs.link(pid, "cwd"),
+        "environments": sorted(environments),
+        "gpus": [],
+        "holders": [],
+        "unit": None if (unit or "?") in procs.cgroup_of(os.getpid()) else unit,
+        "user_unit": user_unit,
+        "container": False,
+        "orphan": False,
+    }
+
+
+def records(ctx):
+    """The start records of this run."""
+    return launch.records_in(os.path.join(ctx.state, "job")) if ctx.state else []
+
+
+def _record_of(ctx, pid, start):
+    """The start record of a process, of this run or an earlier one."""
+    runs = os.path.join(ctx.home, "runs")
+    folders = [os.path.join(runs, run, "job") for run in _names(runs)]
+    if ctx.state:
+        folders.append(os.path.join(ctx.state, "job"))
+    for folder in folders:
+        for record in launch.records_in(folder):
+            if (record["pid"], record["start"]) == (pid, start) and launch.runs(record):
+                return record
+    return None
+
+
+def _names(folder):
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+# -- questions ------------------------------------------------------------------------------------
+
+
+@read
+def found(ctx):
+    """The GPU jobs of this host, reduced: {"complete", "jobs": [...], "left_out", "schedulers"}.
+
+    Of each: pid, start, uid, user, argv (cut), environments, gpus, holders (how many), orphan,
+    scheduler, unit, user_unit, supervisor, container, and what stands against starting it again:
+    unreadable, cwd_gone, rank_of (workers whose agent is gone), uv_run, runner (it holds this session).
+    """
+    complete, jobs = procs.jobs_here()
+    own = procs.ancestors()
+    return {
+        "complete": complete,
+        "jobs": [_reduced(job, own) for job in jobs[:40]],
+        "left_out": max(len(jobs) - 40, 0),
+        "schedulers": procs.scheduler_daemons(),
+    }
+
+
+def _reduced(job, own):
+    environ = procs.environ_of(job["pid"])
+    tree = ending.tree_of(job)
+    agentless = "TORCHELASTIC_RUN_ID" in (environ or {})
+    kept = ("pid", "start", "uid", "user", "environments", "gpus", "orphan", "scheduler", "unit")
+    reduced = {name: job[name] for name in (*kept, "user_unit", "container")}
+    reduced.update(
+        argv=procs.shown(job["argv"])[:8],
+        holders=len(job["holders"]),
+        processes=len(tree),
+        supervisor=" ".join(job["supervisor"]["argv"])[:80] if job["supervisor"] else None,
+        shell=job["above"]["pid"] if procs.interactive_shell(job["above"]["argv"]) else None,
+        unreadable=not environ or not capture.program_of(job["pid"], job["argv"], environ),
+        cwd_gone=(job["cwd"] or "").endswith(" (deleted)"),
+        rank_of=int(environ.get("WORLD_SIZE", "1") or 1) if agentless else None,
+        uv_run=_uv_run(tree, environ or {}),
+        runner=any(pid in own for pid, _ in tree),
+    )
+    return reduced
+
+
+def _uv_run(tree, environ):
+    """The `uv run` in a job that would install again what its lock file says, or None.
+
+    It re-syncs the environment before it starts the program, unless told not to.
+    """
+    if environ.get("UV_NO_SYNC", "") not in ("", "0", "false"):
+        return None
+    for pid, _ in tree:
+        argv = procs.argv_of(pid)
+        runs = argv and os.path.basename(argv[0]) == "uv" and "run" in argv[1:]
+        if runs and not {"--no-sync", "--no-project"} & set(argv):
+            return " ".join(procs.shown(argv))[:120]
+    return None
+
+
+@read
+def state(ctx, step):
+    """What became of the jobs captured in `step`, and of what this run started.
+
+    {"captured": [{argv, user, alive, unit, steps_seen}], "orphans", "current": {pid, argv, user} | None,
+    "started": [{pid, alive, log, first_step, steps_seen, notes}], "from_zero": what was stopped | None}
+    """
+    entries = captured(ctx, step) or {"jobs": [], "orphans": []}
+    live = live_job(ctx)
+    here = {"pid": live["pid"], "argv": procs.shown(live["argv"])[:8]} if live else None
+    return {
+        "captured": [_fate(ctx, index, entry) for index, entry in enumerate(entries["jobs"])],
+        "orphans": len(entries["orphans"]),
+        "current": here,
+        "started": [_progress(record) for record in records(ctx)],
+        "from_zero": stopped_from_zero(ctx),
+    }
+
+
+def _fate(ctx, index, entry):
+    return {
+        "argv": procs.shown(entry["argv"])[:8],
+        "user": user_name(entry["uid"]),
+        "alive": running(ctx, index, entry) is not None,
+        "unit": entry["unit"],
+        "steps_seen": entry["steps_seen"],
+    }
+
+
+def _progress(record):
+    return {
+        "pid": record["pid"],
+        "alive": launch.runs(record),
+        "log": record["log"],
+        "first_step": capture.first_step(record["log"], record["offset"]),
+        "steps_seen": record.get("steps_seen"),
+    }
+
+
+def stopped_from_zero(ctx):
+    """{"first", "seen"} of a job that this run stopped because it began from step 0, or None."""
+    return launch.load(os.path.join(ctx.state, "job", FROM_ZERO)) if ctx.state else None
+
+
+def running(ctx, index, entry):
+    """(pid, start) of the process that is this job now, whoever started it, or None."""
+    record = launch.record_of(os.path.join(ctx.state, "job"), index)
+    for one in (record, entry):
+        if one and one.get("pid") and launch.runs(one):
+            return one["pid"], one["start"]
+    for pid in sorted(ending.pids()):
+        if _is_it(pid, entry):
+            return pid, (stat_of(pid) or (None, 0, 0))[2]
+    return None
+
+
+def _is_it(pid, entry):
+    if procs.argv_of(pid) != entry["argv"] or procs.uid_of(pid) != entry["uid"]:
+        return False
+    environ = procs.environ_of(pid) or entry["environ"]
+    same = all(environ.get(name) == entry["environ"].get(name) for name in SELECTS)
+    stat = stat_of(pid)
+    return same and procs.link(pid, "cwd") == entry["cwd"] and stat is not None and stat[0] not in "ZX"

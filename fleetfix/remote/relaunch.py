@@ -1,0 +1,249 @@
+"""Stop the training job so that it can run again exactly as it ran, and start it again, once."""
+
+import json
+import os
+import pwd
+import time
+
+from fleetfix.remote import capture, ending, jobs, launch, procs
+from fleetfix.remote.api import Refusal, alive, user_environment, write, write_durably
+
+
+@write
+def stop(ctx, targets, grace):
+    """Capture these jobs ([{pid, start}]), then end them with all their processes within `grace` seconds.
+
+    The capture is durable before the first signal. A job of a systemd unit is stopped by its unit.
+    Refuses with `hung` where something cannot be ended, `command` where something starts it again.
+    """
+    targets = _targets(targets)
+    entries = [capture.take(job) for job in targets if not job["orphan"]]
+    trees = [[job["pid"], job["start"], ending.tree_of(job), job["unit"]] for job in targets]
+    own = procs.ancestors()
+    if any(pid in own for _, _, tree, _ in trees for pid, _ in tree):
+        raise Refusal("blocked", "this session runs inside the job that is to be stopped")
+    faces = [[procs.uid_of(pid), procs.argv_of(pid)] for job in targets for pid in _faces(job)]
+    capture.save(ctx, ctx.step, _merged(ctx, entries), [job["pid"] for job in targets if job["orphan"]])
+    ctx.remember("signalled", {"trees": trees, "grace": grace})
+    killed = _end_all(ctx, trees, grace)
+    ending.watch_for_return(faces, ending.pids(), min(ending.RESPAWN_WATCH, ctx.remaining()))
+    return {"stopped": [job["pid"] for job in targets], "killed": killed}
+
+
+def _targets(asked):
+    wanted = {(job["pid"], job["start"]) for job in asked}
+    _, here = procs.jobs_here()
+    held = [job for job in here if (job["pid"], job["start"]) in wanted]
+    seen = {(job["pid"], job["start"]) for job in held}
+    return held + [jobs.as_job(*one) for one in sorted(wanted - seen) if alive(*one)]
+
+
+def _faces(job):
+    return [job["pid"], *(pid for pid, _ in job["holders"])]
+
+
+def _merged(ctx, entries):
+    """These entries after those of an earlier attempt; the same job stays as it was seen first."""
+    before = capture.of_step(ctx, ctx.step)
+    kept = list(before["jobs"]) if before else []
+    for entry in entries:
+        if _identity(entry) not in [_identity(one) for one in kept]:
+            kept.append(entry)
+    return kept
+
+
+def _identity(entry):
+    chosen = [entry["environ"].get(name) for name in jobs.SELECTS]
+    return [entry["uid"], entry["argv"], entry["cwd"], chosen, entry["unit"]]
+
+
+def _end_all(ctx, trees, grace):
+    killed = 0
+    for pid, start, tree, unit in trees:
+        if unit:
+            _systemctl(ctx, "stop", unit, grace + 30)
+        killed += ending.end((pid, start), tree, grace, ctx.say)
+    return killed
+
+
+def _systemctl(ctx, verb, unit, seconds):
+    ran = ctx.command(["systemctl", verb, unit], timeout=seconds)
+    if ran.exit != 0:
+        why = (ran.errors or ran.text).strip().split("\n")[-1][:300]
+        raise Refusal("command", "systemctl %s %s: %s" % (verb, unit, why or "no answer in time"))
+
+
+@write
+def restore(ctx):
+    """Undo `stop`: the jobs it stopped run again, exactly as they ran; nothing where they still do."""
+    begun = ctx.recall("signalled")
+    entries = capture.of_step(ctx, ctx.step)
+    if begun is None or entries is None:
+        return {"started": []}
+    # A kill in the middle leaves jobs that have been told to end: see that through first, or they
+    # would count as running now and be gone in a moment.
+    for pid, start, tree, _ in begun["trees"]:
+        if any(alive(*one) for one in tree):
+            ending.end((pid, start), tree, begun["grace"], ctx.say)
+    _refuse_from_zero(ctx)
+    return _start_all(ctx, entries["jobs"], "restore", [])
+
+
+def _refuse_from_zero(ctx):
+    marker = jobs.stopped_from_zero(ctx)
+    if marker:
+        raise Refusal(
+            "command",
+            "the job is not started again: it began at step %(first)d instead of %(seen)d" % marker,
+            "start it by hand from its checkpoint",
+        )
+
+
+@write
+def start(ctx, step, described=None, extra=()):
+    """Start what `step` captured, or the job that is described, where it does not run; each once.
+
+    `extra` is appended to the command (how this trainer is told to resume). Refuses with `command`
+    where a job cannot be executed or ends at once, with the last lines of its log.
+    """
+    _refuse_from_zero(ctx)
+    entries = capture.of_step(ctx, step)
+    if entries and entries["jobs"]:
+        wanted = entries["jobs"]
+    elif described and jobs.live_job(ctx) is None:
+        wanted = [_described(described)]
+    else:
+        wanted = []
+    return _start_all(ctx, wanted, "start", list(extra))
+
+
+def _start_all(ctx, entries, by, extra):
+    started, already, notes = [], [], []
+    for index, entry in enumerate(entries):
+        there = jobs.running(ctx, index, entry)
+        if there:
+            already.append(there[0])
+        elif entry["unit"]:
+            _systemctl(ctx, "start", entry["unit"], 60)
+            notes.append("started by its unit " + entry["unit"])
+        else:
+            record = launch.start(ctx, index, dict(entry, argv=entry["argv"] + extra), by)
+            (started if record["fresh"] else already).append(record["pid"])
+            notes += record["notes"]
+    return {"started": started, "already": already, "notes": notes}
+
+
+def _described(job):
+    """A capture's entry for a job in the words of a playbook: argv or command, cwd, env, user, log."""
+    argv = job.get("argv") or ["/bin/sh", "-c", job["command"]]
+    cwd = job.get("cwd") or "/"
+    if not os.path.isdir(cwd):
+        raise Refusal("blocked", "the job's working directory %s does not exist" % cwd)
+    account = _account(job.get("user"), os.stat(cwd).st_uid)
+    environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "SHELL": account.pw_shell}
+    environ.update(user_environment(account.pw_uid))
+    environ.update({name: str(value) for name, value in (job.get("env") or {}).items()})
+    log = job.get("log") or os.path.join(cwd, "fleetfix-job.log")
+    out = {"target": log, "flags": os.O_WRONLY | os.O_APPEND, "kind": "file"}
+    return {
+        "argv": list(argv),
+        "program": _which(argv[0], environ["PATH"], cwd),
+        "cwd": cwd,
+        "environ": environ,
+        "uid": account.pw_uid,
+        "gid": account.pw_gid,
+        "groups": os.getgrouplist(account.pw_name, account.pw_gid),
+        "limits": {},
+        "umask": 0o022,
+        "stdio": [{"fd": 0, "target": None, "flags": 0, "kind": "null"}, dict(out, fd=1), dict(out, fd=2)],
+        "environment": None,
+        "gpus": [],
+        "unit": None,
+        "log": log,
+        "steps_seen": None,
+    }
+
+
+def _account(name, owner):
+    try:
+        return pwd.getpwnam(name) if name else pwd.getpwuid(owner if os.geteuid() == 0 else os.geteuid())
+    except KeyError:
+        raise Refusal("blocked", "there is no user %s on this host" % (name or owner)) from None
+
+
+def _which(name, path, cwd):
+    folders = [""] if "/" in name else path.split(":")
+    for folder in folders:
+        choice = os.path.join(cwd, folder, name)
+        if os.access(choice, os.X_OK) and not os.path.isdir(choice):
+            return choice
+    raise Refusal("command", "the job's program %s is not there" % name, "PATH is " + path)
+
+
+@write
+def settle(ctx, seconds, guard=True):
+    """Wait until what this run started is at work, and stop it at once if it begins from step 0.
+
+    At work: it holds a GPU, and has logged a step where its log showed steps before. Silence for
+    `seconds` is no error. Refuses with `verify_failed` when it began from zero, `command` when it died.
+    """
+    until = time.monotonic() + min(seconds, ctx.remaining() - 1)
+    watched = [one for one in jobs.records(ctx) if one["step"] == ctx.step and one["by"] == "start"]
+    while True:
+        waiting = [one for one in watched if not _at_work(ctx, one, guard)]
+        if not waiting or time.monotonic() > until:
+            return {"at_work": len(watched) - len(waiting), "waiting": len(waiting)}
+        time.sleep(0.2)
+
+
+def _at_work(ctx, record, guard):
+    launch.see_it_live(record, 0.01)
+    seen, first = record.get("steps_seen"), capture.first_step(record["log"], record["offset"])
+    if guard and from_zero(first, seen):
+        _stop_from_zero(ctx, record, first, seen)
+    if seen is not None and first is None:
+        return False
+    _, here = procs.jobs_here()
+    return record["environment"] is None or any(job["pid"] == record["pid"] for job in here)
+
+
+def from_zero(first, seen):
+    """Whether a first step after a start is so far below the last one before that nothing was resumed.
+
+    A checkpoint lies some way back; a tenth of the way, with 100 steps lost, is no checkpoint.
+    """
+    return first is not None and seen is not None and first * 10 <= seen and seen - first >= 100
+
+
+def _stop_from_zero(ctx, record, first, seen):
+    job = jobs.as_job(record["pid"], record["start"])
+    marker = os.path.join(ctx.state, "job", jobs.FROM_ZERO)
+    write_durably(marker, json.dumps({"first": first, "seen": seen}).encode())
+    ending.end((job["pid"], job["start"]), ending.tree_of(job), 5.0, ctx.say)
+    raise Refusal(
+        "verify_failed",
+        "restarted from zero: stopped at step %d (it had reached %d)" % (first, seen),
+        "give job: the arguments that make it resume, or resume: none",
+    )
+
+
+@write
+def unstart(ctx, grace=30.0):
+    """Undo `start`: what this step started is ended; nothing where it started nothing."""
+    ended = []
+    for record in jobs.records(ctx):
+        if record["by"] == "start" and record["step"] == ctx.step and launch.runs(record):
+            job = jobs.as_job(record["pid"], record["start"])
+            ending.end((job["pid"], job["start"]), ending.tree_of(job), grace, ctx.say)
+            ended.append(record["pid"])
+    return {"ended": ended}
+
+
+@write
+def forget(ctx):
+    """Drop the capture of this step with the secrets in it: the run has ended well here."""
+    try:
+        os.unlink(capture.path_of(ctx, ctx.step))
+    except FileNotFoundError:
+        pass
+    return {}
