@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError, WithJsonSchema
 
 from fleetfix.scalars import written
 from fleetfix.spelling import hint_for
@@ -12,6 +13,17 @@ from fleetfix.spelling import hint_for
 Model = TypeVar("Model", bound=BaseModel)
 Place = tuple[str | int, ...]
 """Where in a document: keys and indexes from the root."""
+
+
+def like(pattern: str, wish: str) -> tuple[AfterValidator, WithJsonSchema]:
+    """Have text match a pattern, and say in words what is wanted where it does not."""
+
+    def matches(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(wish)
+        return text
+
+    return AfterValidator(matches), WithJsonSchema({"type": "string", "pattern": f"^{pattern}$"})
 
 
 def check(model: type[Model], value: Any) -> tuple[Model | None, tuple[tuple[Place, str], ...]]:

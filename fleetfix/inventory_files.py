@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from fleetfix.commands import Json, Value
-from fleetfix.complaints import Place, check, keys_of
+from fleetfix.complaints import Place, check, keys_of, like
 from fleetfix.documents import Document
 from fleetfix.errors import PatternError
 from fleetfix.hostset import HostSet
@@ -31,9 +31,11 @@ from fleetfix.scalars import written
 from fleetfix.spelling import hint_for
 
 Transport = Literal["asyncssh", "local", "scripted"]
-Address = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_\[][^\s'\"`$\\;|&<>]*$")]
-UserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]*\$?$")]
-PythonPath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9_./+-]+$")]
+Address = Annotated[str, *like(r"[A-Za-z0-9_\[][^\s'\"`$\\;|&<>]*", "an address: a name or IP")]
+UserName = Annotated[str, *like(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*\$?", "a user name")]
+PythonPath = Annotated[
+    str, *like(r"/[A-Za-z0-9_./+-]+", "an absolute path of letters, digits and _ . / + -")
+]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 

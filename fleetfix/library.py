@@ -1,0 +1,61 @@
+"""Where playbooks are kept: those that fleetfix ships, those of the user, or any file by its path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleetfix.errors import PlaybookError
+from fleetfix.spelling import hint_for
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def find(name_or_path: str, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Path:
+    """The file of a playbook. With a `/` or a suffix it is a path, else a name; PlaybookError if none.
+
+    A name that exists twice is an error: what runs must not depend on the order of folders.
+    """
+    if "/" in name_or_path or name_or_path.endswith(_SUFFIXES):
+        path = (cwd or Path.cwd()) / Path(name_or_path).expanduser()
+        if not path.exists():
+            raise PlaybookError(f"there is no file {name_or_path}")
+        return path
+    known = available(env)
+    places = known.get(name_or_path, ())
+    if len(places) > 1:
+        both = " and ".join(str(place) for place in places)
+        raise PlaybookError(
+            f"two playbooks are named {name_or_path}: {both}", hint="rename one, or give a path"
+        )
+    if not places:
+        hint = hint_for(name_or_path, known) or "fleetfix playbooks lists them; a file needs its path"
+        raise PlaybookError(f"there is no playbook {name_or_path!r}", hint=hint)
+    return places[0]
+
+
+def available(env: Mapping[str, str] | None = None) -> dict[str, tuple[Path, ...]]:
+    """Every playbook that has a name, with the places it is found at."""
+    found: dict[str, tuple[Path, ...]] = {}
+    for folder in (shipped(), configured(env)):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.suffix in _SUFFIXES and not path.name.startswith("."):
+                found[path.stem] = (*found.get(path.stem, ()), path)
+    return dict(sorted(found.items()))
+
+
+def shipped() -> Path:
+    """The folder of the shipped playbooks: inside the package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "playbooks"
+    return inside if inside.is_dir() else package.parent / "playbooks"
+
+
+def configured(env: Mapping[str, str] | None = None) -> Path:
+    """The user's own folder, `~/.config/fleetfix/playbooks`."""
+    settings = os.environ if env is None else env
+    home = settings.get("XDG_CONFIG_HOME") or os.path.join(
+        settings.get("HOME") or str(Path.home()), ".config"
+    )
+    return Path(home) / "fleetfix" / "playbooks"

@@ -1,0 +1,354 @@
+"""Playbook and Step: what a run does, read from YAML and bound to each host before any connection.
+
+Loaded means valid: every key is known, every reference names something, and `bind` gives a host its
+steps with every variable in place, or says everything that is wrong as `file:line: message`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from pydantic import Field, PrivateAttr
+
+from fleetfix import library
+from fleetfix.actions import KINDS
+from fleetfix.commands import Json, Value
+from fleetfix.complaints import Place, check, like
+from fleetfix.documents import Document, parse, refuse, text_of
+from fleetfix.errors import DocumentError, FleetfixError, PlaybookError
+from fleetfix.foreign import ANSIBLE_FILE, answer
+from fleetfix.inventory import Host
+from fleetfix.policy import Policy
+from fleetfix.scalars import written
+from fleetfix.spelling import hint_for
+from fleetfix.steps import (
+    CONTROLS,
+    Complaints,
+    RawStep,
+    Step,
+    bound_step,
+    ids_of,
+    in_circle,
+    references_of,
+)
+from fleetfix.substitution import Reference, Unbound, malformed, references
+
+__all__ = ["Playbook", "Step", "lint", "load", "read"]
+
+PlaybookName = Annotated[str, *like(r"[a-z0-9][a-z0-9-]{0,39}", "a name of small letters, digits and -")]
+
+
+class _File(Value):
+    name: PlaybookName
+    summary: str = ""
+    vars: dict[str, Json] = Field(default_factory=dict)
+    policy: Policy = Policy()
+    steps: Annotated[tuple[Json, ...], Field(min_length=1)]
+
+
+class Playbook(Value):
+    """A playbook that was read: valid but for the values that hosts bring."""
+
+    name: str
+    summary: str
+    source: str
+    """The file it was read from."""
+    digest: str
+    """sha256 of its text."""
+    text: str
+    vars: dict[str, Json]
+    """The variables it declares, with their defaults."""
+    policy: Policy
+    steps: tuple[RawStep, ...]
+
+    _document: Document = PrivateAttr()
+    _bound: dict[str, tuple[Step, ...]] = PrivateAttr(default_factory=dict)
+    _used: tuple[Reference, ...] = PrivateAttr(default=())
+
+    def bind(self, host: Host, settings: Mapping[str, Json]) -> tuple[Step, ...]:
+        """The steps for one host: defaults, then what the host has, then `settings` (`--set`).
+
+        DocumentError says everything that does not fit, PlaybookError names an unknown setting.
+        """
+        self.check_settings(settings)
+        values = _Values(self, host, settings)
+        key = values.key(self._used)
+        if key not in self._bound:
+            self._bound[key] = _Binder(self._document, self.steps, values).bind()
+        return self._bound[key]
+
+    def check_settings(self, settings: Mapping[str, Json]) -> None:
+        """Refuse a setting that the playbook does not declare."""
+        for name in settings:
+            if name not in self.vars:
+                known = ", ".join(self.vars) or "none"
+                hint = hint_for(name, self.vars) or f"it has: {known}"
+                raise PlaybookError(f"{self.name} has no variable {name!r}", hint=hint)
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def load(name_or_path: str, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Playbook:
+    """Load a shipped or configured playbook by its name, or a file by its path."""
+    path = library.find(name_or_path, env=env, cwd=cwd)
+    return read(text_of(path), str(path))
+
+
+def lint(path: Path | str) -> tuple[str, ...]:
+    """Everything that is wrong with a file; nothing when it loads."""
+    try:
+        read(text_of(Path(path)), str(path))
+    except DocumentError as error:
+        return error.complaints
+    except FleetfixError as error:
+        return (f"{path}: {error}",)
+    return ()
+
+
+def read(text: str, source: str) -> Playbook:
+    """Read a playbook's text; DocumentError carries every complaint."""
+    document = parse(text, source)
+    reader = _Reader(document)
+    playbook = reader.read()
+    refuse([*document.problems, *reader.complaints])
+    assert playbook is not None
+    return playbook
+
+
+class _Reader:
+    """Reads the playbook of one document, gathering complaints."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.complaints: list[str] = []
+
+    def complain(self, place: Place, message: str) -> None:
+        self.complaints.append(self.document.complaint(place, message))
+
+    def read(self) -> Playbook | None:
+        value = self.document.value
+        if isinstance(value, list):
+            self.complain((), ANSIBLE_FILE)
+            return None
+        made, complaints = check(_File, value)
+        for place, message in complaints:
+            said = answer(str(place[-1])) if place and message.startswith("unknown key") else None
+            self.complain(place, said or message)
+        raw = value if isinstance(value, dict) else {}
+        names: Any = raw.get("vars") if isinstance(raw.get("vars"), dict) else {}
+        self._vars(names)
+        written_steps: Any = raw.get("steps") if isinstance(raw.get("steps"), list) else []
+        steps = tuple(
+            filter(None, (self._step(item, ("steps", n)) for n, item in enumerate(written_steps)))
+        )
+        self._check_order(steps)
+        self._check_steps(steps, names)
+        return None if made is None else self._playbook(made, steps)
+
+    def _playbook(self, made: _File, steps: tuple[RawStep, ...]) -> Playbook:
+        text = self.document.text
+        playbook = Playbook(
+            name=made.name,
+            summary=made.summary,
+            source=self.document.name,
+            digest=hashlib.sha256(text.encode()).hexdigest(),
+            text=text,
+            vars=made.vars,
+            policy=made.policy,
+            steps=steps,
+        )
+        playbook._document = self.document
+        used = {found for step in steps for _, found in references_of(step)}
+        playbook._used = tuple(sorted(used))
+        return playbook
+
+    def _vars(self, names: dict[str, Json]) -> None:
+        for name, default in names.items():
+            if not name.replace("-", "_").isidentifier():
+                self.complain(("vars", name), f"{name!r} cannot name a variable: letters, digits, _ and -")
+            for _ in malformed(default):
+                self.complain(("vars", name), "a default refers to nothing: ${{ }} is read in steps only")
+            for _, reference in references(default):
+                self.complain(
+                    ("vars", name),
+                    f"a default cannot refer to {reference}: ${{{{ }}}} is read in steps only",
+                )
+
+    # -- one step -----------------------------------------------------------------------------
+
+    def _step(self, value: Any, place: Place) -> RawStep | None:
+        if not isinstance(value, dict):
+            self.complain(place, "a step is a mapping: an id, and one key that names its action")
+            return None
+        kinds = [key for key in value if key in KINDS]
+        strange = [key for key in value if key not in KINDS and key not in CONTROLS]
+        for key in strange:
+            self.complain((*place, key), _unknown(key))
+        if len(kinds) != 1:
+            self._complain_of_kinds(kinds, strange, place)
+        controls = {key: value[key] for key in value if key in CONTROLS}
+        if "id" not in value:
+            self.complain(
+                place, "'id' is missing: a short name by which other steps and the journal know this one"
+            )
+        for where, problem in malformed(value, place):
+            self.complain(where, problem)
+        if len(kinds) != 1 or not isinstance(written(value.get("id")), str):
+            return None
+        params = {} if value[kinds[0]] is None else value[kinds[0]]
+        identity = cast(str, written(value["id"]))
+        return RawStep(id=identity, kind=kinds[0], controls=controls, params=params, place=place)
+
+    def _complain_of_kinds(self, kinds: list[str], strange: list[str], place: Place) -> None:
+        if kinds:
+            self.complain((*place, kinds[1]), f"one step, one action: here are {' and '.join(kinds)}")
+        elif not strange:
+            self.complain(place, f"no action: one of the keys must be one of {', '.join(KINDS)}")
+
+    # -- steps together -----------------------------------------------------------------------
+
+    def _check_order(self, steps: tuple[RawStep, ...]) -> None:
+        ids = [step.id for step in steps]
+        for number, step in enumerate(steps):
+            if step.id in ids[:number]:
+                self.complain((*step.place, "id"), f"there is a step {step.id!r} already")
+            self._check_ids(step, "when_changed", ids[:number], ids)
+            self._check_ids(step, "when_pending", ids[number + 1 :], ids)
+        if not self.complaints:
+            self._check_circles(steps)
+
+    def _check_circles(self, steps: tuple[RawStep, ...]) -> None:
+        circle = [step.id for step in in_circle(steps)]
+        if circle:
+            message = f"the steps {', '.join(circle)} wait for one another: when_pending one way, when_changed back"
+            self.complain(steps[[step.id for step in steps].index(circle[0])].place, message)
+
+    def _check_ids(self, step: RawStep, key: str, allowed: list[str], ids: list[str]) -> None:
+        for name in ids_of(step, key):
+            if name in allowed:
+                continue
+            place = (*step.place, key)
+            if name in ids:
+                side = "an earlier" if key == "when_changed" else "a later"
+                self.complain(place, f"{key}: {name!r} is not {side} step")
+            else:
+                hint = hint_for(name, ids)
+                self.complain(place, f"{key}: there is no step {name!r}" + (f", {hint}" if hint else ""))
+
+    def _check_steps(self, steps: tuple[RawStep, ...], names: dict[str, Json]) -> None:
+        for step in steps:
+            for place, reference in references_of(step):
+                if reference.scope == "vars" and reference.name not in names:
+                    hint = hint_for(reference.name, names) or "declare it under vars"
+                    self.complain(place, f"there is no variable {reference.name!r}, {hint}")
+            self._try_step(step, names)
+
+    def _try_step(self, step: RawStep, names: dict[str, Json]) -> None:
+        """Check all of a step that does not depend on a variable."""
+        if any(malformed(step.controls)) or any(malformed(step.params)):
+            return
+        open_places = {place for place, _ in references_of(step)}
+        made = bound_step(step, lambda reference: names.get(reference.name))
+        for place, message in () if isinstance(made, Step) else made:
+            touched = any(
+                place[: len(other)] == other or other[: len(place)] == place for other in open_places
+            )
+            if not touched or message.endswith("is missing"):
+                self.complain(place, message)
+
+
+def _unknown(key: str) -> str:
+    hint = hint_for(key, [*KINDS, *CONTROLS])
+    return answer(key) or f"unknown key {key!r}" + (f", {hint}" if hint else "")
+
+
+# -- binding ----------------------------------------------------------------------------------------
+
+
+class _Values:
+    """What references name on one host."""
+
+    def __init__(self, playbook: Playbook, host: Host, settings: Mapping[str, Json]) -> None:
+        own = {name: value for name, value in host.vars.items() if name in playbook.vars}
+        self.host = host
+        self.vars = {**playbook.vars, **own, **settings}
+
+    def __call__(self, reference: Reference) -> Json:
+        known = self.vars if reference.scope == "vars" else self._of_host()
+        if reference.name in known:
+            return known[reference.name]
+        hint = hint_for(reference.name, known)
+        raise Unbound(f"{self.host.name} has no {reference.name!r}" + (f", {hint}" if hint else ""))
+
+    def _of_host(self) -> dict[str, Json]:
+        fields = {name: getattr(self.host, name) for name in Host.model_fields if name != "vars"}
+        return {**self.host.vars, **fields}
+
+    def key(self, used: tuple[Reference, ...]) -> str:
+        """Equal for hosts that are bound to equal steps."""
+        return json.dumps([self._fingerprint(reference) for reference in used])
+
+    def _fingerprint(self, reference: Reference) -> Json:
+        try:
+            return _exact(self(reference))
+        except Unbound:
+            return ["unbound", self.host.name]
+
+    def said(self, reference: Reference) -> str:
+        """`vars.cuda is 14`."""
+        try:
+            value = self(reference)
+        except Unbound:
+            return ""
+        return f"{reference} is {json.dumps(_plain(value))}"
+
+
+def _exact(value: Json) -> Json:
+    """A value with its types and its spelling, as JSON: 1.10 is not 1.1 here."""
+    if isinstance(value, dict):
+        return {key: _exact(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_exact(item) for item in value]
+    return [type(value).__name__, written(value)]
+
+
+def _plain(value: Json) -> Json:
+    return list(value) if isinstance(value, tuple) else value
+
+
+class _Binder:
+    """Binds the steps of a playbook to one host."""
+
+    def __init__(self, document: Document, steps: tuple[RawStep, ...], values: _Values) -> None:
+        self.document = document
+        self.steps = steps
+        self.values = values
+
+    def bind(self) -> tuple[Step, ...]:
+        complaints: list[str] = []
+        bound: list[Step] = []
+        for step in self.steps:
+            made: Step | Complaints = bound_step(step, self.values)
+            if isinstance(made, Step):
+                bound.append(made)
+            else:
+                complaints += [self._complaint(step, place, message) for place, message in made]
+        refuse(complaints)
+        return tuple(bound)
+
+    def _complaint(self, step: RawStep, place: Place, message: str) -> str:
+        named_here = [
+            said
+            for where, reference in references_of(step)
+            if (where[: len(place)] == place or place[: len(where)] == where)
+            and (said := self.values.said(reference))
+        ]
+        origin = (
+            f" ({', '.join(dict.fromkeys(named_here))} on {self.values.host.name})" if named_here else ""
+        )
+        return self.document.complaint(place, message + origin)
