@@ -245,7 +245,8 @@ async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, open
     try:
         info = session.info
         recorder.record(HostConnected(host=host.name, user=info.user, python=info.python))
-        if not any(past.state != "undone" for past in await session.past()):
+        claimed = any(claim.run == purpose.run for claim in info.claims)
+        if not claimed and all(past.state == "undone" for past in await session.past()):
             recorder.record(HostFinished(host=host.name, outcome="skipped", reason="nothing to undo"))
             return
         await session.acquire()

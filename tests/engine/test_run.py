@@ -1,0 +1,412 @@
+"""A run over scripted hosts: each test is a promise about order, outcome and what was touched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from fleetfix.engine.context import Interrupts
+from fleetfix.engine.fleetrun import roll_back
+from fleetfix.errors import Failure, HostError, JournalError
+from fleetfix.events import Record
+from fleetfix.policy import Policy, Share
+from fleetfix.recorder import Recorder
+from fleetfix.state import RunState, fold
+from fleetfix.transports.scripted import Fleet, ScriptedHost
+from tests.engine.toys import Fast, HandClock, Lit, Shelf, Switch, play, request, step, toy_host
+
+SWITCHES = [step("a", Switch(name="a")), step("b", Switch(name="b"))]
+
+
+def outcomes(state: RunState) -> dict[str, str | None]:
+    return {name: host.outcome for name, host in state.hosts.items()}
+
+
+async def test_a_host_is_mended_verified_and_committed() -> None:
+    host = toy_host(a=False, b=False)
+    state, shelf = await play(Fleet({"gpu01": host}), SWITCHES)
+    assert outcomes(state) == {"gpu01": "changed"}
+    assert (state.exit, host.world) == (0, {"a": True, "b": True})
+    assert host.runs("do") == ["toy.set", "toy.set"]
+    assert host.runs("commit") == ["toy.commit", "toy.commit"]
+    assert host.claims == {}
+    assert host.lease is None
+    assert [event.step for event in shelf.of("step_finished")] == ["a", "b"]
+
+
+async def test_a_second_run_touches_nothing() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False, b=True)})
+    await play(fleet, SWITCHES)
+    before = len(fleet["gpu01"].runs("do"))
+    state, shelf = await play(fleet, SWITCHES, run="20260101-000000-toy-bbbb")
+    assert outcomes(state) == {"gpu01": "ok"}
+    assert len(fleet["gpu01"].runs("do")) == before
+    assert shelf.of("wave_started") == []
+
+
+async def test_a_dry_run_says_what_is_pending_and_changes_nothing() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False, b=True), "gpu02": toy_host(a=True, b=True)})
+    state, shelf = await play(fleet, SWITCHES, dry=True)
+    assert outcomes(state) == {"gpu01": "pending", "gpu02": "ok"}
+    assert fleet["gpu01"].runs("do") == []
+    assert [(e.step, e.pending) for e in shelf.of("step_planned") if e.host == "gpu01"] == [
+        ("a", True),
+        ("b", False),
+    ]
+
+
+async def test_each_change_is_durable_in_the_journal_before_it_is_made() -> None:
+    shelf, seen = Shelf(), []
+    host = toy_host(a=False)
+    host.on(
+        "toy.set", lambda args, world: seen.append(len(shelf.of("change_started"))) or world.update(a=True)
+    )
+    await play(Fleet({"gpu01": host}), SWITCHES[:1], shelf=shelf)
+    assert seen == [1]
+
+
+async def test_a_change_that_fails_takes_everything_back_newest_first_and_stops_at_the_canary() -> None:
+    def refuse_b(args: dict[str, object], world: dict[str, object]) -> object:
+        if args["name"] == "b" and args["to"]:
+            raise_no_space()
+        world[str(args["name"])] = args["to"]
+        return None
+
+    fleet = Fleet({name: toy_host(a=False, b=False) for name in ("gpu01", "gpu02", "gpu03")})
+    fleet.on("toy.set", refuse_b)
+    state, shelf = await play(fleet, SWITCHES)
+    assert outcomes(state) == {"gpu01": "rolled_back", "gpu02": "not_started", "gpu03": "not_started"}
+    assert state.exit == 3
+    finished = shelf.of("host_finished")[0]
+    assert (finished.failure.kind, finished.step) == ("no_space", "b")
+    undone = [one.args["name"] for one in fleet["gpu01"].executed if one.way == "undo"]
+    assert undone == ["b", "a"]
+    assert fleet["gpu01"].world == {"a": False, "b": False}
+    assert fleet["gpu01"].claims == {}
+    assert fleet["gpu02"].runs("do") == []
+
+
+def raise_no_space() -> None:
+    raise HostError(Failure(kind="no_space", message="no space left"))
+
+
+async def test_a_change_that_does_not_reach_its_goal_is_rolled_back() -> None:
+    host = toy_host(a=False)
+    host.on("toy.set", None)
+    state, shelf = await play(Fleet({"gpu01": host}), SWITCHES[:1])
+    assert outcomes(state) == {"gpu01": "rolled_back"}
+    assert shelf.of("host_finished")[0].failure.kind == "verify_failed"
+
+
+async def test_a_goal_may_be_reached_within_the_time_of_its_step() -> None:
+    host = toy_host(a=False)
+    asked = iter([False, False, False, False, True])
+    host.on("toy.set", None)
+    host.on("toy.get", lambda args, world: next(asked))
+    clock = HandClock()
+    steps = [step("a", Switch(name="a"), within=10.0, every=2.0)]
+    state, _ = await play(Fleet({"gpu01": host}), steps, clock=clock)
+    assert outcomes(state) == {"gpu01": "changed"}
+    assert clock.slept.count(2.0) == 2
+
+
+async def test_a_failed_check_after_a_change_rolls_back() -> None:
+    steps = [*SWITCHES[:1], step("lamp", Lit(name="lamp"), when_changed=("a",))]
+    state, _ = await play(Fleet({"gpu01": toy_host(a=False, lamp=False)}), steps)
+    assert outcomes(state) == {"gpu01": "rolled_back"}
+
+
+async def test_unknown_never_counts_as_pass() -> None:
+    steps = [*SWITCHES[:1], step("lamp", Lit(name="lamp"))]
+    state, shelf = await play(Fleet({"gpu01": toy_host(a=False)}), steps)
+    assert outcomes(state) == {"gpu01": "rolled_back"}
+    assert shelf.of("host_finished")[0].failure.kind == "verify_unknown"
+
+
+async def test_a_check_must_hold_as_often_in_a_row_as_its_step_says() -> None:
+    answers = iter([None, True, True, False, True, True, True, True])
+    host = toy_host()
+    host.on("toy.get", lambda args, world: next(answers))
+    steps = [step("lamp", Lit(name="lamp"), consecutive=3, within=60.0, every=1.0)]
+    state, _ = await play(Fleet({"gpu01": host}), steps)
+    assert outcomes(state) == {"gpu01": "ok"}
+    assert len(host.executed) == 7, (
+        "the survey's None, two that did not make three, the one that broke them, three"
+    )
+
+
+async def test_a_speed_that_is_not_back_never_rolls_a_sound_repair_back() -> None:
+    steps = [*SWITCHES[:1], step("speed", Fast(name="speed"), on_failure="stop")]
+    fleet = Fleet({name: toy_host(a=False, speed=5) for name in ("gpu01", "gpu02")})
+    state, _ = await play(fleet, steps)
+    assert outcomes(state) == {"gpu01": "unproven", "gpu02": "not_started"}
+    assert state.exit == 3
+    assert fleet["gpu01"].world["a"] is True
+    assert fleet["gpu01"].runs("undo") == []
+    assert fleet["gpu01"].runs("commit") == [], "what undo needs is kept"
+
+
+async def test_a_proven_speed_becomes_a_baseline() -> None:
+    steps = [*SWITCHES[:1], step("speed", Fast(name="speed"))]
+    _, shelf = await play(Fleet({"gpu01": toy_host(a=False, speed=12)}), steps)
+    assert [(e.step, e.proven, e.measured.rate) for e in shelf.of("step_finished") if e.measured] == [
+        ("speed", True, 12.0)
+    ]
+
+
+async def test_what_was_not_announced_is_not_done() -> None:
+    host = toy_host(a=False, b=True)
+
+    def a_breaks_b(args: dict[str, object], world: dict[str, object]) -> None:
+        world.update({str(args["name"]): args["to"], "b": args["to"] is False})
+
+    host.on("toy.set", a_breaks_b)
+    state, shelf = await play(Fleet({"gpu01": host}), SWITCHES)
+    assert outcomes(state) == {"gpu01": "rolled_back"}
+    assert shelf.of("host_finished")[0].failure.kind == "stale_plan"
+
+
+async def test_what_a_step_foresees_from_another_is_announced() -> None:
+    steps = [
+        step("stop", Switch(name="job", on=False, key="stop:job", alters=("job",)), when_pending=("a",)),
+        step("a", Switch(name="a")),
+        step("train", Switch(name="job", key="start", alters=("job",), follows="stop")),
+    ]
+    fleet = Fleet({"gpu01": toy_host(a=False, job=True), "gpu02": toy_host(a=True, job=True)})
+    state, shelf = await play(fleet, steps)
+    assert outcomes(state) == {"gpu01": "changed", "gpu02": "ok"}
+    assert fleet["gpu01"].world == {"a": True, "job": True}
+    assert fleet["gpu02"].runs("do") == [], "a healthy host is never disturbed"
+    assert [e.summary for e in (c.shown for c in shelf.of("change_started"))] == [
+        "turn job off",
+        "turn a on",
+        "turn job on",
+    ]
+
+
+async def test_a_stopped_job_that_was_not_started_again_is_said_and_claimed() -> None:
+    steps = [
+        step("stop", Switch(name="job", on=False, key="stop:job", alters=("job",))),
+        step("lamp", Lit(name="lamp"), on_failure="stop"),
+    ]
+    host = toy_host(job=True, lamp=False)
+    state, shelf = await play(Fleet({"gpu01": host}), steps)
+    assert outcomes(state) == {"gpu01": "failed"}
+    finished = shelf.of("host_finished")[0]
+    assert finished.job_stopped
+    assert finished.open == ("turn job off",)
+    assert list(host.claims) == ["20260101-000000-toy-aaaa"]
+
+
+async def test_a_host_with_work_of_another_run_left_open_is_refused() -> None:
+    steps = [
+        step("stop", Switch(name="job", on=False, key="stop:job", alters=("job",))),
+        step("lamp", Lit(name="lamp"), on_failure="stop"),
+    ]
+    fleet = Fleet({"gpu01": toy_host(job=True, lamp=False)})
+    await play(fleet, steps)
+    state, shelf = await play(fleet, SWITCHES, run="20260101-000000-toy-bbbb")
+    assert outcomes(state) == {"gpu01": "unfinished"}
+    finished = shelf.of("host_finished")[0]
+    assert "20260101-000000-toy-aaaa" in finished.reason
+    assert "turn job off" in finished.reason
+    assert "rollback" in finished.failure.hint
+
+
+async def test_a_blocked_step_that_would_have_to_act_blocks_the_host_before_any_change() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False, b="no"), "gpu02": toy_host(a=False, b=True)})
+    state, shelf = await play(fleet, SWITCHES)
+    assert outcomes(state) == {"gpu01": "blocked", "gpu02": "changed"}
+    assert fleet["gpu01"].runs("do") == []
+    assert state.exit == 2
+    assert shelf.of("host_finished")[0].reason == "b says no"
+
+
+async def test_a_blocked_step_that_need_not_act_blocks_nothing() -> None:
+    steps = [step("b", Switch(name="b"), when_pending=("a",)), step("a", Switch(name="a"))]
+    state, _ = await play(Fleet({"gpu01": toy_host(a=True, b="no")}), steps)
+    assert outcomes(state) == {"gpu01": "ok"}
+
+
+async def test_hosts_that_cannot_be_reached_do_not_hold_the_others() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False).refuse(), "gpu02": toy_host(a=False)})
+    state, _ = await play(fleet, SWITCHES[:1])
+    assert outcomes(state) == {"gpu01": "unreachable", "gpu02": "changed"}
+    assert state.exit == 4
+
+
+async def test_another_runs_lease_makes_the_host_busy() -> None:
+    host = toy_host(a=False)
+    other = request(("gpu01",), SWITCHES, run="20260101-000000-other-cccc").purpose()
+    host.grant(other)
+    state, _ = await play(Fleet({"gpu01": host}), SWITCHES[:1])
+    assert outcomes(state) == {"gpu01": "busy"}
+    assert host.runs("do") == []
+
+
+@pytest.mark.parametrize(("moment", "world"), [("before", False), ("after", True), ("during", True)])
+async def test_a_host_lost_around_a_change_is_rolled_back_later_from_its_own_log(
+    moment: str, world: bool
+) -> None:
+    host = toy_host(a=False)
+    host.lose(**{moment: 1})  # type: ignore[arg-type]
+    fleet, shelf = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, SWITCHES[:1], shelf=shelf)
+    assert outcomes(state) == {"gpu01": "rollback_pending"}
+    assert host.world["a"] is world
+    state = await go_back(fleet, shelf, state)
+    assert outcomes(state) == {"gpu01": "rolled_back"}
+    assert host.world["a"] is False
+    assert host.claims == {}
+
+
+async def go_back(fleet: Fleet, shelf: Shelf, state: RunState) -> RunState:
+    asked = request(tuple(fleet), SWITCHES)
+    recorder = Recorder(asked.run, shelf, state=state, seq=len(shelf.records))
+    with fleet:
+        return await roll_back(asked.run, "toy", asked.hosts, recorder, operator="ann", controller="there")
+
+
+async def test_a_rollback_that_fails_keeps_both_errors_and_alarms() -> None:
+    def only_forwards(args: dict[str, object], world: dict[str, object]) -> None:
+        if not args["to"]:
+            raise_no_space()
+        world[str(args["name"])] = args["to"]
+
+    fleet = Fleet({name: toy_host(a=False, lamp=False) for name in ("gpu01", "gpu02")})
+    fleet.on("toy.set", only_forwards)
+    steps = [*SWITCHES[:1], step("lamp", Lit(name="lamp"))]
+    state, shelf = await play(fleet, steps)
+    assert outcomes(state) == {"gpu01": "rollback_failed", "gpu02": "not_started"}
+    finished = shelf.of("host_finished")[0]
+    assert finished.failure.message == "lamp is False"
+    assert "no space left" in finished.reason
+    assert list(fleet["gpu01"].claims)
+
+
+async def test_the_mistake_of_one_action_is_one_hosts_bug() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False).garbage("toy.get"), "gpu02": toy_host(a=False)})
+    steps_of = {"gpu01": [step("speed", Fast(name="speed"))]}
+    state, shelf = await play(fleet, SWITCHES[:1], steps_of=steps_of)
+    assert outcomes(state) == {"gpu01": "failed", "gpu02": "changed"}
+    assert {e.host: e.failure and e.failure.kind for e in shelf.of("host_finished")}["gpu01"] == "bug"
+
+
+async def test_retries_are_counted_and_the_last_one_counts() -> None:
+    answers = iter([False, None, True])
+    host = toy_host()
+    host.on("toy.get", lambda args, world: next(answers))
+    clock = HandClock()
+    steps = [step("lamp", Lit(name="lamp"), retries=1, delay=5.0)]
+    state, shelf = await play(Fleet({"gpu01": host}), steps, clock=clock)
+    assert outcomes(state) == {"gpu01": "ok"}
+    assert [e.attempt for e in shelf.of("step_started")] == [1, 2]
+    assert clock.slept == [5.0]
+
+
+async def test_on_failure_continue_goes_on_and_still_ends_badly() -> None:
+    steps = [step("lamp", Lit(name="lamp"), on_failure="continue"), *SWITCHES[:1]]
+    fleet = Fleet({"gpu01": toy_host(a=False, lamp=False)})
+    state, _ = await play(fleet, steps)
+    assert outcomes(state) == {"gpu01": "failed"}
+    assert fleet["gpu01"].world["a"] is True
+
+
+async def test_never_more_hosts_are_talked_to_than_forks() -> None:
+    talking, most = 0, 0
+
+    async def count(args: dict[str, object], world: dict[str, object]) -> object:
+        nonlocal talking, most
+        talking += 1
+        most = max(most, talking)
+        await asyncio.sleep(0.001)
+        talking -= 1
+        return world.get(str(args["name"]))
+
+    fleet = Fleet({f"gpu{n:02}": toy_host(a=False) for n in range(20)})
+    fleet.on("toy.get", count)
+    policy = Policy(canary=0, batch=(Share.parse("100%"),), forks=4)
+    state, _ = await play(fleet, SWITCHES[:1], policy=policy)
+    assert set(outcomes(state).values()) == {"changed"}
+    assert 1 < most <= 4
+
+
+async def test_a_host_that_waits_gives_its_slot_back() -> None:
+    dark = iter([False] * 50)
+    sick = toy_host()
+    sick.on("toy.get", lambda args, world: next(dark))
+    fleet = Fleet({"gpu01": sick, "gpu02": toy_host(lamp=True)})
+    policy = Policy(canary=0, forks=1)
+    steps = [step("lamp", Lit(name="lamp"), within=40.0, every=1.0)]
+    _, shelf = await play(fleet, steps, policy=policy)
+    assert [e.host for e in shelf.of("host_finished")] == ["gpu02", "gpu01"]
+
+
+# -- interrupts ------------------------------------------------------------------------------------
+
+
+async def interrupted(times: int, fleet: Fleet, held: ScriptedHost) -> tuple[RunState, Shelf]:
+    """Interrupt while the first change of `held` is being made."""
+    gate, interrupts = asyncio.Event(), Interrupts()
+
+    async def hold(args: dict[str, object], world: dict[str, object]) -> None:
+        for _ in range(times):
+            interrupts.interrupt("SIGINT")
+        if times > 1:
+            await gate.wait()
+        world[str(args["name"])] = args["to"]
+
+    held.on("toy.set", hold)
+    return await play(fleet, SWITCHES[:1], interrupts=interrupts)
+
+
+async def test_the_first_interrupt_lets_hosts_in_flight_end_and_starts_no_more() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False), "gpu02": toy_host(a=False)})
+    state, _ = await interrupted(1, fleet, fleet["gpu01"])
+    assert outcomes(state) == {"gpu01": "changed", "gpu02": "not_started"}
+    assert state.exit == 130
+
+
+async def test_the_second_interrupt_ends_what_runs_and_keeps_the_claim() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False), "gpu02": toy_host(a=False)})
+    state, shelf = await interrupted(2, fleet, fleet["gpu01"])
+    assert outcomes(state) == {"gpu01": "cancelled", "gpu02": "not_started"}
+    assert state.exit == 130
+    assert list(fleet["gpu01"].claims) == ["20260101-000000-toy-aaaa"]
+    assert shelf.of("host_finished")[0].open == ("turn a on",)
+
+
+# -- the record ------------------------------------------------------------------------------------
+
+
+async def test_the_journal_alone_tells_the_same_state() -> None:
+    fleet = Fleet(
+        {"gpu01": toy_host(a=False), "gpu02": toy_host(a=True), "gpu03": toy_host(a=False).refuse()}
+    )
+    state, shelf = await play(fleet, SWITCHES[:1])
+    assert fold(shelf.records) == state
+    assert [record.seq for record in shelf.records] == list(range(1, len(shelf.records) + 1))
+
+
+async def test_without_a_journal_nothing_more_is_changed() -> None:
+    class FullShelf(Shelf):
+        def append(self, records: Sequence[Record]) -> None:
+            if any(record.event.kind == "change_started" for record in records):
+                raise JournalError("no space left on device")
+            super().append(records)
+
+    fleet = Fleet({"gpu01": toy_host(a=False)})
+    with pytest.raises(JournalError):
+        await play(fleet, SWITCHES[:1], shelf=FullShelf())
+    assert fleet["gpu01"].runs("do") == []
+
+
+async def test_every_host_ends_with_exactly_one_outcome() -> None:
+    fleet = Fleet({f"gpu{n:02}": toy_host(a=bool(n % 2)) for n in range(12)})
+    fleet["gpu03"].refuse()
+    fleet["gpu04"].garbage("toy.get")
+    _, shelf = await play(fleet, SWITCHES[:1])
+    ends = [event.host for event in shelf.of("host_finished")]
+    assert sorted(ends) == sorted(fleet)
