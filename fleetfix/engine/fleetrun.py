@@ -71,7 +71,7 @@ def _run_started(request: Request) -> RunStarted:
         digest=request.playbook.digest,
         inventory=request.inventory,
         hosts=tuple(host.name for host in request.hosts),
-        steps=tuple((step.id, step.name) for step in steps),
+        steps=tuple((step.id, step.title) for step in steps),
         settings=dict(request.settings),
         policy=request.policy,
         operator=request.operator,

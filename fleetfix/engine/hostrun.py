@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from fleetfix.action import Action, Check, Plan
-from fleetfix.commands import Change
+from fleetfix.commands import Change, Json
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.outcomes import Phase, outcome_of
@@ -181,6 +181,7 @@ class HostRun:
         try:
             await self._line.session.acquire()
             self._acquired = True
+            await self._line.session.note("bound", self._bound())
         except HostError as error:
             return self._give_up(error.failure, "acquire")
         await self._go_through(checks_only=False)
@@ -201,6 +202,21 @@ class HostRun:
             if step.on_failure != "continue":
                 return await self._failed(step, end, kept)
         return await self._went_through(kept)
+
+    def _bound(self) -> Json:
+        """What another machine needs to go on with this run on this host."""
+        playbook = self.context.request.playbook
+        return {
+            "v": 1,
+            "playbook": playbook.name,
+            "digest": playbook.digest,
+            "text": playbook.text,
+            "policy": self.context.request.policy.model_dump(mode="json"),
+            "steps": [
+                {"kind": step.act.kind, **step.model_dump(mode="json", by_alias=True)}
+                for step in self.steps
+            ],
+        }
 
     def _its_turn(self, step: Step, checks_only: bool) -> bool:
         if checks_only and isinstance(step.act, Action):

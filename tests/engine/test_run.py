@@ -60,9 +60,12 @@ async def test_a_dry_run_says_what_is_pending_and_changes_nothing() -> None:
 async def test_each_change_is_durable_in_the_journal_before_it_is_made() -> None:
     shelf, seen = Shelf(), []
     host = toy_host(a=False)
-    host.on(
-        "toy.set", lambda args, world: seen.append(len(shelf.of("change_started"))) or world.update(a=True)
-    )
+
+    def look_and_set(args: dict[str, object], world: dict[str, object]) -> None:
+        seen.append(len(shelf.of("change_started")))
+        world["a"] = True
+
+    host.on("toy.set", look_and_set)
     await play(Fleet({"gpu01": host}), SWITCHES[:1], shelf=shelf)
     assert seen == [1]
 

@@ -89,7 +89,12 @@ class Fast(Lit):
     def judge(self, facts: Any) -> Verdict:
         rate = Measurement(job="toy", rate=float(facts), scope="global", noise=0.0, steps=20)
         result = "pass" if facts >= 10 else "fail"
-        return Verdict(result=result, reason=f"{facts}", measured=rate)  # type: ignore[arg-type]
+        return Verdict(result=result, reason=f"{facts}", measured=rate)
+
+
+TOY = Playbook(
+    name="toy", summary="toys", source="toy.yaml", digest="0", text="", vars={}, policy=Policy(), steps=()
+)
 
 
 def step(id: str, act: Switch | Lit, **controls: Any) -> Step:
@@ -158,7 +163,7 @@ def request(
     policy = policy or Policy(canary=1, batch=(Share.parse("100%"),), max_unreachable=Share.parse("100%"))
     return Request(
         run=run,
-        playbook=Playbook.model_construct(name="toy", source="toy.yaml", digest="0", summary="toys"),
+        playbook=TOY,
         hosts=tuple(
             Host(name=name, address=name, port=None, user=None, via=None, transport="scripted", vars={})
             for name in hosts

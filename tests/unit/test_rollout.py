@@ -190,7 +190,7 @@ def test_laws_of_every_rollout(fleet: list[tuple[str, Outcome]], policy: Policy)
     events: list[Event] = [started(hosts, policy)]
     for host, (survey, _) in zip(hosts, fleet, strict=True):
         if survey in ("unreachable", "blocked"):
-            events.append(HostFinished(host=host, outcome=survey))  # type: ignore[arg-type]
+            events.append(HostFinished(host=host, outcome=survey))
         else:
             events.append(HostPlanned(host=host, pending=survey == "pending"))
             if survey == "idle":
