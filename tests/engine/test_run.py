@@ -218,6 +218,27 @@ async def test_a_host_with_work_of_another_run_left_open_is_refused() -> None:
     assert "rollback" in finished.failure.hint
 
 
+async def test_a_dry_run_too_says_that_the_host_is_left_half_done() -> None:
+    host = toy_host(a=False)
+    other = request(("gpu01",), SWITCHES, run="20260101-000000-other-cccc").purpose()
+    host.claim(other, ["job stopped: torchrun"])
+    state, shelf = await play(Fleet({"gpu01": host}), SWITCHES, dry=True)
+    assert outcomes(state) == {"gpu01": "unfinished"}
+    assert shelf.of("step_planned") == [], "a half done host is no ground for a plan"
+
+
+async def test_an_undo_that_does_not_bring_the_host_back_is_a_failed_rollback() -> None:
+    host = toy_host(a=False, lamp=False)
+
+    def forwards(args: dict[str, object], world: dict[str, object]) -> None:
+        world["a"] = True
+
+    host.on("toy.set", forwards)
+    state, shelf = await play(Fleet({"gpu01": host}), [*SWITCHES[:1], step("lamp", Lit(name="lamp"))])
+    assert outcomes(state) == {"gpu01": "rollback_failed"}
+    assert "not as before" in shelf.of("host_finished")[0].reason
+
+
 async def test_a_blocked_step_that_would_have_to_act_blocks_the_host_before_any_change() -> None:
     fleet = Fleet({"gpu01": toy_host(a=False, b="no"), "gpu02": toy_host(a=False, b=True)})
     state, shelf = await play(fleet, SWITCHES)
