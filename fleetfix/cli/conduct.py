@@ -1,0 +1,198 @@
+"""Conduct a run from its order to its exit code: read, bind, ask, run, show."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from fleetfix.cli import config, consent
+from fleetfix.cli.places import named_inventories
+from fleetfix.cli.signals import heard
+from fleetfix.cli.state_dir import state_dir
+from fleetfix.commands import Json
+from fleetfix.engine.fleetrun import Interrupts, Request, run_fleet
+from fleetfix.errors import DocumentError, PlaybookError, UsageError
+from fleetfix.hostset import HostSet
+from fleetfix.inventory import Host, Inventory
+from fleetfix.journal import Journal
+from fleetfix.playbook import Playbook, Step, load
+from fleetfix.policy import Policy
+from fleetfix.recorder import Recorder, View
+from fleetfix.runs import new_run_id
+from fleetfix.state import RunState
+from fleetfix.views.grouping import group
+from fleetfix.views.json_lines import JsonLines
+from fleetfix.views.lines import Lines
+from fleetfix.views.out import Out
+from fleetfix.views.paint import Paint
+from fleetfix.views.plan import plan_text
+from fleetfix.views.summary import last_line, summary_text
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run as the command line asks for it."""
+
+    playbook: str
+    hosts: str
+    exclude: str = ""
+    inventory: str | None = None
+    settings: tuple[str, ...] = ()
+    policy: Mapping[str, object] = field(default_factory=dict)
+    dry: bool = False
+    diff: bool = False
+    json: bool = False
+    yes: bool = False
+    yes_hosts: int | None = None
+    reason: str = ""
+    detailed_exit: bool = False
+
+
+def conduct(order: Order) -> int:
+    """Do what an order says; returns the exit code."""
+    request = prepare(order)
+    if not order.dry:
+        consent.require(
+            f"run {request.playbook.name}",
+            HostSet(host.name for host in request.hosts),
+            yes=order.yes,
+            yes_hosts=order.yes_hosts,
+            above=config.load().confirm_above,
+        )
+    with Journal.open(state_dir()) as journal, journal.drive(request.run):
+        show = Show(json=order.json, diff=order.diff)
+        try:
+            state = asyncio.run(_run(request, journal, show, order.detailed_exit))
+        finally:
+            show.close()
+    return show.end(state)
+
+
+def prepare(order: Order) -> Request:
+    """Read and bind everything that an order names; whatever is wrong with it is said here."""
+    playbook = load(order.playbook)
+    settings = read_settings(order.settings)
+    inventory = Inventory.load(order.inventory, named=named_inventories())
+    hosts = inventory.select(order.hosts, order.exclude)
+    return Request(
+        run=new_run_id(playbook.name, datetime.now(UTC)),
+        playbook=playbook,
+        hosts=hosts,
+        steps=bind(playbook, hosts, settings),
+        policy=merged(playbook.policy, order.policy),
+        inventory=inventory.source,
+        settings=settings,
+        dry=order.dry,
+        operator=operator(),
+        controller=socket.gethostname(),
+        reason=order.reason,
+    )
+
+
+def bind(
+    playbook: Playbook, hosts: Iterable[Host], settings: Mapping[str, Json]
+) -> dict[str, tuple[Step, ...]]:
+    """Bind the playbook to every host; all hosts' complaints at once, equal ones folded."""
+    playbook.check_settings(settings)
+    steps: dict[str, tuple[Step, ...]] = {}
+    complaints: list[tuple[str, str]] = []
+    for host in hosts:
+        try:
+            steps[host.name] = playbook.bind(host, settings)
+        except (DocumentError, PlaybookError) as error:
+            complaints.append((host.name, error.message))
+    if complaints:
+        raise PlaybookError("\n".join(one.text for one in group(complaints)))
+    return steps
+
+
+def read_settings(words: Iterable[str]) -> dict[str, Json]:
+    """Read `key=value` words; values are read as YAML reads them."""
+    from fleetfix.documents import value_of
+
+    settings: dict[str, Json] = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not separator or not key.strip():
+            raise UsageError(
+                f"--set {word!r} is not KEY=VALUE", hint="for example --set venv=/opt/train/venv"
+            )
+        if key.strip() in settings:
+            raise UsageError(f"--set gives {key.strip()} twice")
+        settings[key.strip()] = value_of(value)
+    return settings
+
+
+def merged(policy: Policy, given: Mapping[str, object]) -> Policy:
+    """The playbook's policy with what the command line says instead."""
+    values = {name: getattr(policy, name) for name in Policy.model_fields}
+    try:
+        return Policy.model_validate(values | dict(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).replace("_", "-")
+        why = first["msg"].removeprefix("Value error, ")
+        raise UsageError(f"--{name} {first['input']!r}: {why}") from None
+
+
+def operator() -> str:
+    """Who asks: the user, also behind sudo."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    behind = os.environ.get("SUDO_USER")
+    return f"{behind} as {user}" if behind and behind != user else user
+
+
+async def _run(request: Request, journal: Journal, show: Show, detailed_exit: bool) -> RunState:
+    interrupts = Interrupts()
+    recorder = Recorder(request.run, journal, show.views())
+    with heard(interrupts.interrupt):
+        return await run_fleet(
+            request, recorder, journal, interrupts=interrupts, detailed_exit=detailed_exit
+        )
+
+
+class Show:
+    """What a run shows: progress on stderr and its result on stdout, or JSON lines on stdout alone."""
+
+    def __init__(self, *, json: bool, diff: bool = False) -> None:
+        self._json = json
+        self._diff = diff
+        self._out = Out(sys.stdout if json else sys.stderr)
+
+    def views(self) -> tuple[View, ...]:
+        if self._json:
+            return (JsonLines(self._out),)
+        return (Lines(self._out, Paint.for_stream(sys.stderr, os.environ), diff=self._diff),)
+
+    def say(self, text: str) -> None:
+        """Say a line that is no event; JSON has no place for it."""
+        if not self._json:
+            self._out.line(text)
+
+    def close(self) -> None:
+        self._out.close()
+
+    def end(self, state: RunState) -> int:
+        """Show the result; returns the run's exit code."""
+        code = 70 if state.exit is None else state.exit
+        if not self._json:
+            print(self._result(state, code))
+        return code
+
+    def _result(self, state: RunState, code: int) -> str:
+        paint = Paint.for_stream(sys.stdout, os.environ)
+        if state.started is not None and state.started.dry:
+            plan = plan_text(state, diff=self._diff, paint=paint)
+            return f"{plan}\n\nnothing was changed\n{last_line(state, code, paint=paint)}"
+        return summary_text(state, code, paint=paint)

@@ -1,0 +1,57 @@
+"""`~/.config/fleetfix/config.toml`: the operator's own settings."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from fleetfix.commands import Value
+from fleetfix.errors import DocumentError
+from fleetfix.spelling import hint_for
+
+
+class Config(Value):
+    """What the file may say."""
+
+    state_dir: Path | None = None
+    """Where the journal is kept."""
+    confirm_above: int = Field(default=50, ge=0)
+    """Above this many hosts their number must be typed, or given by --yes-hosts."""
+
+
+def config_path(environ: Mapping[str, str] = os.environ) -> Path:
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(
+        environ.get("HOME") or str(Path.home()), ".config"
+    )
+    return Path(home) / "fleetfix" / "config.toml"
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Config:
+    """Read the file; defaults where there is none. DocumentError says all that is wrong with it."""
+    path = config_path(environ)
+    try:
+        with path.open("rb") as file:
+            values = tomllib.load(file)
+    except FileNotFoundError:
+        return Config()
+    except OSError as error:
+        raise DocumentError((f"{path}: {os.strerror(error.errno or 0).lower()}",)) from error
+    except ValueError as error:
+        raise DocumentError((f"{path}: {error}",)) from error
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise DocumentError(tuple(f"{path}: {_complaint(one)}" for one in error.errors())) from error
+
+
+def _complaint(error: Mapping[str, object]) -> str:
+    place = error["loc"]
+    key = str(place[0]) if isinstance(place, tuple) and place else ""
+    if error["type"] == "extra_forbidden":
+        hint = hint_for(key, Config.model_fields)
+        return f"unknown key {key}" + (f": {hint}" if hint else "")
+    return f"{key}: {error['msg']}"

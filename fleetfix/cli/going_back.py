@@ -1,0 +1,144 @@
+"""Conduct a rollback: which hosts a run touched, how they are reached today, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from dataclasses import dataclass
+
+from fleetfix.cli.conduct import Show, operator
+from fleetfix.cli.places import named_inventories
+from fleetfix.cli.signals import heard
+from fleetfix.cli.state_dir import state_dir
+from fleetfix.engine.fleetrun import roll_back
+from fleetfix.errors import JournalError, UsageError
+from fleetfix.events import RunStarted
+from fleetfix.hostset import HostSet
+from fleetfix.inventory import Host, Inventory
+from fleetfix.journal import Journal
+from fleetfix.policy import Policy
+from fleetfix.recorder import Recorder
+from fleetfix.state import HostState, RunState, fold
+
+WHOLE_ID = re.compile(r"\d{8}-\d{6}-(?P<playbook>[a-z0-9-]+)-[0-9a-z]{4}")
+
+
+@dataclass(frozen=True)
+class Return:
+    """A rollback as the command line asks for it."""
+
+    run: str
+    hosts: str | None
+    inventory: str | None
+    forks: int
+    reason: str
+    json: bool
+
+
+def go_back(order: Return) -> int:
+    """Undo a run on the hosts it touched; returns the exit code."""
+    with Journal.open(state_dir()) as journal:
+        run, known = _known(journal, order)
+        hosts = _hosts(known, order)
+        with journal.drive(run):
+            show = Show(json=order.json)
+            try:
+                state = asyncio.run(_roll_back(run, known, hosts, journal, order, show))
+            finally:
+                show.close()
+    return show.end(state)
+
+
+def _known(journal: Journal, order: Return) -> tuple[str, RunState]:
+    """The run as the journal knows it. A run of another machine is known to its hosts alone."""
+    try:
+        run = journal.find(order.run)
+    except JournalError as error:
+        if not WHOLE_ID.fullmatch(order.run):
+            raise
+        if order.hosts is None:
+            hint = "name the hosts that it touched: --hosts PATTERN"
+            raise JournalError(f"run {order.run} is not in this journal", hint=hint) from error
+        return order.run, RunState(run=order.run)
+    return run, fold(journal.records(run))
+
+
+def _hosts(known: RunState, order: Return) -> tuple[Host, ...]:
+    touched = HostSet(host.name for host in known.hosts.values() if host.started)
+    if known.started is not None and not touched:
+        raise UsageError(f"run {known.run} touched no host: there is nothing to undo")
+    recorded = known.started.inventory if known.started else None
+    inventory = Inventory.load(order.inventory or recorded, named=named_inventories())
+    chosen = inventory.select(order.hosts if order.hosts is not None else str(touched))
+    strange = HostSet(host.name for host in chosen) - touched
+    if known.started is not None and strange:
+        raise UsageError(f"run {known.run} did not touch {strange}", hint=f"it touched {touched}")
+    return chosen
+
+
+async def _roll_back(
+    run: str, known: RunState, hosts: tuple[Host, ...], journal: Journal, order: Return, show: Show
+) -> RunState:
+    started = known.started or _started_elsewhere(run, hosts, order)
+    # What is shown is this way back: its hosts, its time.
+    state = RunState(
+        run=run,
+        started=started,
+        began_at=time.time(),
+        hosts={host.name: HostState(host.name, started=True) for host in hosts},
+    )
+    recorder = Recorder(run, journal, show.views(), state=state, seq=journal.last_seq(run))
+    if known.started is None:
+        recorder.record(started)
+    work = asyncio.ensure_future(
+        roll_back(
+            run,
+            started.playbook,
+            hosts,
+            recorder,
+            operator=operator(),
+            controller=socket.gethostname(),
+            reason=order.reason,
+            forks=order.forks,
+        )
+    )
+    with heard(_Signals(work, show).interrupt):
+        return await work
+
+
+class _Signals:
+    """A way back is not left half done at the first sign; at the second it is."""
+
+    def __init__(self, work: asyncio.Future[RunState], show: Show) -> None:
+        self._work = work
+        self._show = show
+        self._times = 0
+
+    def interrupt(self, signal: str) -> int:
+        self._times += 1
+        if self._times == 1:
+            self._show.say(
+                f"{signal}: going back goes on, it is the way to a safe state; once more to leave now"
+            )
+        else:
+            self._work.cancel()
+        return self._times
+
+
+def _started_elsewhere(run: str, hosts: tuple[Host, ...], order: Return) -> RunStarted:
+    match = WHOLE_ID.fullmatch(run)
+    return RunStarted(
+        playbook=match["playbook"] if match else "unknown",
+        source="another machine's journal",
+        digest="",
+        inventory=order.inventory or "",
+        hosts=tuple(host.name for host in hosts),
+        steps=(),
+        policy=Policy(),
+        operator=operator(),
+        controller=socket.gethostname(),
+        version="",
+        reason=order.reason,
+    )

@@ -1,0 +1,45 @@
+"""`runs` and `show`: what the journal tells."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fleetfix.cli import options
+
+
+def runs(
+    limit: Annotated[int, typer.Option("--number", "-n", min=1, help="How many, the newest first.")] = 20,
+    json: options.Json = False,
+) -> None:
+    """List the runs that this machine has driven."""
+    import os
+    import sys
+    from dataclasses import asdict
+    from json import dumps
+
+    from fleetfix.cli.state_dir import state_dir
+    from fleetfix.journal import Journal
+    from fleetfix.views.history import runs_text
+    from fleetfix.views.paint import Paint
+
+    with Journal.open(state_dir()) as journal:
+        rows = journal.runs(limit)
+    if json:
+        for row in rows:
+            print(dumps(asdict(row)))
+    else:
+        print(runs_text(rows, Paint.for_stream(sys.stdout, os.environ)))
+
+
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of it, or `last`.")],
+    host: Annotated[str | None, typer.Argument(metavar="HOST", help="Tell all of this host.")] = None,
+    diff: options.Diff = False,
+    json: options.Json = False,
+) -> None:
+    """Tell how a run went: on all hosts, or every step of one."""
+    from fleetfix.cli.telling import tell_run
+
+    tell_run(run, host, diff=diff, json=json)

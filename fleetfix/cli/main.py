@@ -1,0 +1,73 @@
+"""`fleetfix`: the commands, and the one place where errors become a line and an exit code.
+
+`--help` loads nothing but Typer: every command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from fleetfix import __version__
+from fleetfix.cli import history, hosts, lab, playbooks, rollback, run_playbook
+
+app = typer.Typer(
+    name="fleetfix",
+    help="Mend fleets of GPU servers over SSH, with proof and a way back.",
+    epilog="Exit codes: 0 done, 1 could not begin, 2 a host did not end well, 3 halted by policy, "
+    "4 only unreachable, 6 plan --detailed-exitcode found changes, 70 a bug, 130 interrupted.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+app.command("run")(run_playbook.run)
+app.command("plan")(run_playbook.plan)
+app.command("rollback")(rollback.rollback)
+app.command("runs")(history.runs)
+app.command("show")(history.show)
+app.command("hosts")(hosts.hosts)
+app.command("playbooks")(playbooks.playbooks)
+app.command("lint")(playbooks.lint)
+app.command("explain")(playbooks.explain)
+app.add_typer(lab.app, name="lab")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fleetfix {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version, and exit.")
+    ] = False,
+) -> None:
+    """Mend fleets of GPU servers over SSH, with proof and a way back."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line; tell what went wrong in one line on stderr. Returns the exit code."""
+    try:
+        code = app(list(arguments), prog_name="fleetfix", standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:  # noqa: BLE001 - the last place that can say anything
+        from fleetfix.cli.trouble import tell
+
+        return tell(error)
+    return code if isinstance(code, int) else 0
+
+
+def run() -> None:
+    """The entry point of the console script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character never ends a run.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""Options that several commands share, so that they mean the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Hosts = Annotated[
+    str,
+    typer.Option(
+        "--hosts",
+        "--limit",
+        "-l",
+        metavar="PATTERN",
+        help="Which hosts, e.g. 'gpu[01-16]', @group, 'gpu*!gpu07'.",
+    ),
+]
+SomeHosts = Annotated[
+    str | None,
+    typer.Option("--hosts", "--limit", "-l", metavar="PATTERN", help="Only these hosts of the run."),
+]
+Exclude = Annotated[str, typer.Option("--exclude", "-x", metavar="PATTERN", help="Hosts to leave out.")]
+InventoryFile = Annotated[
+    str | None,
+    typer.Option(
+        "--inventory",
+        "-i",
+        metavar="FILE",
+        help="Inventory file or folder, `lab`, or names: 'gpu[01-16],'.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a variable of the playbook; repeat it."),
+]
+Forks = Annotated[
+    int | None,
+    typer.Option("--forks", "--fanout", "-f", metavar="N", min=1, help="Hosts talked to at once."),
+]
+Canary = Annotated[
+    int | None, typer.Option("--canary", metavar="N", min=0, help="Hosts that go first, alone.")
+]
+Batch = Annotated[
+    list[str] | None,
+    typer.Option("--batch", metavar="SHARE", help="Hosts a batch, 3 or 10%; repeated: the sizes in turn."),
+]
+MaxFailures = Annotated[
+    str | None,
+    typer.Option("--max-failures", metavar="SHARE", help="Touched hosts that may fail before it halts."),
+]
+MaxUnreachable = Annotated[
+    str | None,
+    typer.Option("--max-unreachable", metavar="SHARE", help="Hosts that may be unreachable or blocked."),
+]
+Diff = Annotated[bool, typer.Option("--diff", "-D", help="Show what each change makes of what.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, and nothing else.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in journal and ledger.")]

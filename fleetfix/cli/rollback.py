@@ -1,0 +1,23 @@
+"""`rollback`: undo a run, by what its hosts themselves recorded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fleetfix.cli import options
+
+
+def rollback(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of it, or `last`.")],
+    hosts: options.SomeHosts = None,
+    inventory: options.InventoryFile = None,
+    forks: options.Forks = None,
+    reason: options.Reason = "",
+    json: options.Json = False,
+) -> int:
+    """Undo what a run did, newest change first. Works from any machine that reaches the hosts."""
+    from fleetfix.cli.going_back import Return, go_back
+
+    return go_back(Return(run, hosts, inventory, forks or 64, reason, json))

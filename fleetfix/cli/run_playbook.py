@@ -1,0 +1,111 @@
+"""`run` and `plan`: everything is read, bound and agreed to before anything connects."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fleetfix.cli import options
+
+PlaybookName = Annotated[
+    str, typer.Argument(metavar="PLAYBOOK", help="A shipped playbook's name, or a file.")
+]
+
+
+def run(
+    playbook: PlaybookName,
+    hosts: options.Hosts,
+    exclude: options.Exclude = "",
+    inventory: options.InventoryFile = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "--check", "-C", help="Plan only; every host stays as it is.")
+    ] = False,
+    diff: options.Diff = False,
+    settings: options.Settings = None,
+    forks: options.Forks = None,
+    canary: options.Canary = None,
+    batch: options.Batch = None,
+    max_failures: options.MaxFailures = None,
+    max_unreachable: options.MaxUnreachable = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes_hosts: Annotated[
+        int | None, typer.Option("--yes-hosts", metavar="N", min=1, help="Do not ask, if it is N hosts.")
+    ] = None,
+    reason: options.Reason = "",
+    json: options.Json = False,
+) -> int:
+    """Run a playbook over hosts: a canary first, then batches, every step verified."""
+    from fleetfix.cli.conduct import Order, conduct
+
+    return conduct(
+        Order(
+            playbook=playbook,
+            hosts=hosts,
+            exclude=exclude,
+            inventory=inventory,
+            settings=tuple(settings or ()),
+            policy=_policy(forks, canary, batch, max_failures, max_unreachable),
+            dry=dry_run,
+            diff=diff,
+            json=json,
+            yes=yes,
+            yes_hosts=yes_hosts,
+            reason=reason,
+        )
+    )
+
+
+def plan(
+    playbook: PlaybookName,
+    hosts: options.Hosts,
+    exclude: options.Exclude = "",
+    inventory: options.InventoryFile = None,
+    diff: options.Diff = False,
+    settings: options.Settings = None,
+    forks: options.Forks = None,
+    canary: options.Canary = None,
+    batch: options.Batch = None,
+    max_failures: options.MaxFailures = None,
+    max_unreachable: options.MaxUnreachable = None,
+    detailed_exitcode: Annotated[
+        bool, typer.Option("--detailed-exitcode", help="Exit 6 where something would be changed.")
+    ] = False,
+    json: options.Json = False,
+) -> int:
+    """Show what `run` would do, and change nothing."""
+    from fleetfix.cli.conduct import Order, conduct
+
+    return conduct(
+        Order(
+            playbook=playbook,
+            hosts=hosts,
+            exclude=exclude,
+            inventory=inventory,
+            settings=tuple(settings or ()),
+            policy=_policy(forks, canary, batch, max_failures, max_unreachable),
+            dry=True,
+            diff=diff,
+            json=json,
+            detailed_exit=detailed_exitcode,
+        )
+    )
+
+
+def _policy(
+    forks: int | None,
+    canary: int | None,
+    batch: list[str] | None,
+    max_failures: str | None,
+    max_unreachable: str | None,
+) -> dict[str, object]:
+    """What the command line says over the playbook's own policy."""
+    sizes = tuple(size for word in batch or () for size in word.split(","))
+    given = {
+        "forks": forks,
+        "canary": canary,
+        "batch": sizes or None,
+        "max_failures": max_failures,
+        "max_unreachable": max_unreachable,
+    }
+    return {key: value for key, value in given.items() if value is not None}

@@ -1,0 +1,48 @@
+"""Tell a run from the journal."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from fleetfix.cli.state_dir import state_dir
+from fleetfix.errors import UsageError
+from fleetfix.journal import Journal
+from fleetfix.spelling import hint_for
+from fleetfix.state import RunState, exit_code, fold
+from fleetfix.views.history import host_text, run_head
+from fleetfix.views.json_lines import json_line
+from fleetfix.views.paint import Paint
+from fleetfix.views.plan import plan_text
+from fleetfix.views.summary import summary_text
+
+
+def tell_run(text: str, host: str | None, *, diff: bool, json: bool) -> None:
+    """Print what the journal has of a run, or of one host of it."""
+    with Journal.open(state_dir()) as journal:
+        run = journal.find(text)
+        driven = journal.driven(run)
+        records = list(journal.records(run, host=host))
+    state = fold(records)
+    if host is not None and host not in state.hosts:
+        raise UsageError(f"run {run} has no host {host}", hint=hint_for(host, state.hosts))
+    paint = Paint.for_stream(sys.stdout, os.environ)
+    if json:
+        for record in records:
+            print(json_line(record))
+    elif host is not None:
+        print(run_head(state), f"{paint('strong', host)}", host_text(records, host, paint), sep="\n\n")
+    else:
+        print(run_head(state), _whole(state, driven, diff, paint), sep="\n\n")
+
+
+def _whole(state: RunState, driven: bool, diff: bool, paint: Paint) -> str:
+    plan = plan_text(state, diff=diff, paint=paint)
+    if driven:
+        return f"{plan}\n\nit is running now"
+    if state.exit is None:
+        unfinished = f"it did not finish: its controller ended. Go back: fleetfix rollback {state.run}"
+        return f"{plan}\n\n{paint('bad', unfinished)}\n{summary_text(state, exit_code(state), paint=paint)}"
+    if state.started is not None and state.started.dry:
+        return plan
+    return f"{plan}\n\n{summary_text(state, state.exit, paint=paint)}"
