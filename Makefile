@@ -1,0 +1,45 @@
+# Everything anyone must remember. Each target makes .venv first where it is missing or out of date.
+#
+#   make demo               a small fleet on this machine, broken and mended
+#   make test               all checks and all tests
+#   make check              format, lint, types, import layers
+#   make test-real-wheels   the tests that download gigabytes of real CUDA wheels
+#   make lock               resolve the dependencies anew
+
+PYTHON ?= python3
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-real-wheels check lock
+.DEFAULT_GOAL := test
+
+demo: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh
+
+test: check
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-real-wheels: $(READY)
+	$(BIN)/pytest -m real_wheels -s
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: $(READY)
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --upgrade --quiet --output-file requirements.lock
+	@! grep -nE '(://|--(extra-)?index|--find-links)' requirements.lock \
+		|| { echo "requirements.lock names a place to download from; it must not" >&2; exit 1; }
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "fleetfix needs Python 3.11 or newer; say which one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
