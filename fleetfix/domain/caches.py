@@ -36,7 +36,7 @@ class Cache(Value):
     self_keyed: bool = False
     """Its key holds all that it depends on: old entries are never used, so age alone says nothing."""
     apart: str = ""
-    """A regex of folder names that keep the artefacts of one CUDA to themselves."""
+    """A regex of folder names that keep the artefacts of one CUDA to themselves; its group is the major."""
     locks: bool = False
     """A `lock` file of a killed build makes every later start wait for ever (pytorch/pytorch#189245)."""
 
@@ -62,7 +62,7 @@ CACHES: tuple[Cache, ...] = (
         default="{cache}/torch_extensions",
         known_as=("*torch_ext*", "*torch-ext*", "*extensions*"),
         needs=("compiler", "setuptools"),
-        apart=r"py\d+_cu\d+",
+        apart=r"^py\d+_cu(\d+)\d$",
         locks=True,
     ),
     Cache(

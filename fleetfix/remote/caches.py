@@ -189,19 +189,22 @@ class _Sum:
         self.oldest = status.st_mtime if self.oldest is None else min(self.oldest, status.st_mtime)
         library = name.endswith(".so") or ".so." in name
         self.objects += library or name.endswith(".o")
-        if library and not apart:
-            heapq.heappush(self.libraries, (status.st_mtime, path))
+        if library:
+            heapq.heappush(self.libraries, (status.st_mtime, path, apart or ""))
             if len(self.libraries) > LIBRARIES:
                 heapq.heappop(self.libraries)
 
 
 def _walk(top, apart, locks):
-    """Count and date what is below a folder. Newest folders first: a walk cut short saw what is new."""
+    """Count and date what is below a folder. Newest folders first: a walk cut short saw what is new.
+
+    A folder that `apart` matches is for one CUDA by its name: what is built for that one is right there.
+    """
     total = _Sum()
     until = time.monotonic() + SECONDS
     device = os.lstat(top).st_dev
     pattern = re.compile(apart) if apart else None
-    queue = [(top, False)]
+    queue = [(top, None)]
     while queue:
         folder, inside = queue.pop()
         below = []
@@ -209,13 +212,13 @@ def _walk(top, apart, locks):
             total.entries += 1
             if stat.S_ISDIR(status.st_mode):
                 if status.st_dev == device:
-                    kept_apart = inside or bool(pattern and pattern.search(entry.name))
-                    below.append((status.st_mtime, entry.path, kept_apart))
+                    match = pattern.search(entry.name) if pattern else None
+                    below.append((status.st_mtime, entry.path, match.group(1) if match else inside))
                 continue
             total.add(entry.path, entry.name, status, inside)
             if locks and entry.name == "lock" and stat.S_ISREG(status.st_mode) and len(total.locks) < LOCKS:
                 total.locks.append(entry.path)
-        queue.extend((path, kept_apart) for _, path, kept_apart in sorted(below))
+        queue.extend((path, major) for _, path, major in sorted(below, key=lambda one: one[0]))
         if time.monotonic() > until or total.entries > ENTRIES:
             total.complete = not queue
             break
@@ -226,7 +229,7 @@ def _walk(top, apart, locks):
         "oldest": total.oldest,
         "complete": total.complete,
         "objects": total.objects,
-        "cuda": _cuda_of([path for _, path in total.libraries]),
+        "cuda": _cuda_of(total.libraries),
         "locks": total.locks,
     }
 
@@ -245,11 +248,12 @@ def _entries(folder):
 
 
 def _cuda_of(libraries):
-    """{CUDA major: how many of these shared objects need libraries of it}."""
+    """{CUDA major: how many of these shared objects need libraries of it}, but where they belong."""
     counts = {}
-    for path in libraries:
+    for _, path, apart in libraries:
         for major in elf.cuda_majors(path):
-            counts[major] = counts.get(major, 0) + 1
+            if major != apart:
+                counts[major] = counts.get(major, 0) + 1
     return counts
 
 

@@ -22,18 +22,25 @@ def find_rates(ctx, formats, log=None, last=600):
     `formats` is [{"name", "rate", "step"}], regexes with a group of that name. `log` overrides where
     the job's own output goes; it is read from its start then, unless it is the same file.
     """
-    found = jobs.log_of_job(ctx)
-    live = jobs.current(ctx) if found is None else found
-    if live is None:
-        return {"none": "no job runs here", "job": None}
-    job = {"pid": live["pid"], "key": live.get("key"), "seconds": live.get("seconds")}
-    path = log or (found or {}).get("path")
-    if path is None:
-        return {"none": "the job's output goes to no file; say where its log is with `log`", "job": job}
-    offset = found["offset"] if found and os.path.realpath(path) == os.path.realpath(found["path"]) else 0
     patterns = [_compiled(each) for each in formats]
-    answer = ctx.as_user(live["uid"], _scan, path, offset, patterns, last)
-    return dict(answer, job=job)
+    job = jobs.log_of_job(ctx) or _without_log(ctx, log)
+    if job is None:
+        return {"none": "no job runs here", "job": None}
+    known = {"pid": job["pid"], "key": job["key"], "seconds": job["seconds"]}
+    path = log or job["path"]
+    if path is None:
+        return {"none": "the job's output goes to no file: say where its log is with `log`", "job": known}
+    offset = job["offset"] if job["path"] and os.path.realpath(path) == os.path.realpath(job["path"]) else 0
+    return dict(ctx.as_user(job["uid"], _scan, path, offset, patterns, last), job=known)
+
+
+def _without_log(ctx, log):
+    """A live job whose own output goes to no file, as `jobs.log_of_job` would say it; else None."""
+    live = jobs.current(ctx)
+    if live is None:
+        return None
+    key = jobs.key_of(ctx, live["argv"], live["cwd"], live["uid"], log or "\0")
+    return dict(live, path=None, offset=0, key=key, seconds=jobs.age_of(live["start"]))
 
 
 def _compiled(each):
@@ -70,11 +77,11 @@ def _scan(path, offset, patterns, last):
                     points[name].append([_group(step, "step", line, match), match.group("rate")[:40]])
                     if len(points[name]) > 2 * last:
                         del points[name][:-last]
+    kept = {name: _fitting(each[-last:], len(points)) for name, each in points.items()}
     return {
         "log": path,
-        "size": status.st_size,
-        "points": {name: _fitting(each[-last:], len(points)) for name, each in points.items()},
-        "whole": {name: start == offset and matched[name] <= last for name in points},
+        "points": kept,
+        "whole": {name: start == offset and matched[name] == len(kept[name]) for name in kept},
     }
 
 
