@@ -43,7 +43,7 @@ _DIGITS = re.compile(r"([0-9]+)")
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key that counts: gpu2 before gpu10; of equal numbers the shorter first."""
     return tuple(
-        (1, int(part), f"{len(part):04d}") if part[0] in "0123456789" else (0, 0, part)
+        (0, int(part), f"{len(part):04d}") if part[0] in "0123456789" else (1, 0, part)
         for part in _DIGITS.split(name)
         if part
     )
@@ -239,6 +239,8 @@ class _Reader:
         missing = HostSet(self.unknown)
         first = min(self.unknown, key=lambda name: (self.unknown[name], natural(name)))
         hint = "* is every host" if first == "all" else hint_for(first, self.known.names)
+        if any(part in self.known for part in first.split(":")):
+            hint = "write a comma between names"
         words = "unknown host" if len(missing) == 1 else "unknown hosts"
         self._fail(f"{words} {missing}", self.unknown[first], hint)
 

@@ -1,0 +1,36 @@
+"""No test reads the files of whoever runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _a_home_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test an empty home: no inventory, journal, ssh key or agent of the user's."""
+    home = tmp_path_factory.mktemp("home", numbered=True)
+    monkeypatch.setenv("HOME", str(home))
+    for name, folder in {
+        "CONFIG": ".config",
+        "STATE": ".local/state",
+        "CACHE": ".cache",
+        "DATA": ".local/share",
+    }.items():
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(home / folder))
+    for name in ("FLEETFIX_INVENTORY", "SSH_AUTH_SOCK", "CLUSTERSHELL_CFGDIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Write a file below the test's folder, and return its path."""
+
+    def write_file(name: str, text: str | bytes) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return write_file
