@@ -276,6 +276,9 @@ def last_step(log):
 
 
 def first_step(log, offset):
-    """The first step counter that a log shows from `offset` on, or None."""
-    steps = steps_in(read_log(log, offset, tail=False)) if log else []
-    return steps[0] if steps else None
+    """Where the steps in a log begin from `offset` on: the highest of the first three, or None.
+
+    One counter alone may be something else (a configuration, a warm-up): two are wanted.
+    """
+    steps = steps_in(read_log(log, offset, tail=False))[:3] if log else []
+    return max(steps) if len(steps) > 1 else None

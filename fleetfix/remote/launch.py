@@ -5,6 +5,7 @@ durably *before* it executes the job, and holds a lock until it does: whoever fi
 knows from the record whether the job runs, at whatever point the starter was killed.
 """
 
+import ctypes
 import errno
 import fcntl
 import json
@@ -149,6 +150,7 @@ def _can_append(path):
 def _launch(folder, index, entry, record, log, lock):
     answer_r, answer_w = os.pipe()
     go_r, go_w = os.pipe()
+    adopts = _adopt_orphans(False)
     child = os.fork()
     if child == 0:
         try:
@@ -161,11 +163,25 @@ def _launch(folder, index, entry, record, log, lock):
     os.close(answer_w)
     os.close(go_r)
     os.waitpid(child, 0)
+    _adopt_orphans(adopts)
     try:
         with os.fdopen(answer_r, "r", encoding="utf-8", errors="replace") as answers:
             return _talk(answers, go_w, record["run"], index)
     finally:
         os.close(go_w)
+
+
+def _adopt_orphans(wanted):
+    """Be a subreaper or not, and say what it was before.
+
+    A call adopts what it starts, to end it with itself. The job must go to init instead: a call that
+    is cancelled later must not take it along.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = ctypes.c_int()
+    libc.prctl(37, ctypes.byref(before), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+    libc.prctl(36, int(wanted), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    return bool(before.value)
 
 
 def _talk(answers, go, run, index):

@@ -22,11 +22,13 @@ def stop(ctx, targets, grace):
     own = procs.ancestors()
     if any(pid in own for _, _, tree, _ in trees for pid, _ in tree):
         raise Refusal("blocked", "this session runs inside the job that is to be stopped")
-    faces = [[procs.uid_of(pid), procs.argv_of(pid)] for job in targets for pid in _faces(job)]
+    faces = [[procs.uid_of(pid), procs.argv_of(pid)] for job in targets for pid in _seen_of(job)]
     capture.save(ctx, ctx.step, _merged(ctx, entries), [job["pid"] for job in targets if job["orphan"]])
     ctx.remember("signalled", {"trees": trees, "grace": grace})
     killed = _end_all(ctx, trees, grace)
-    ending.watch_for_return(faces, ending.pids(), min(ending.RESPAWN_WATCH, ctx.remaining()))
+    ending.watch_for_return(
+        [face for face in faces if face[1]], ending.pids(), min(ending.RESPAWN_WATCH, ctx.remaining())
+    )
     return {"stopped": [job["pid"] for job in targets], "killed": killed}
 
 
@@ -38,7 +40,7 @@ def _targets(asked):
     return held + [jobs.as_job(*one) for one in sorted(wanted - seen) if alive(*one)]
 
 
-def _faces(job):
+def _seen_of(job):
     return [job["pid"], *(pid for pid, _ in job["holders"])]
 
 

@@ -1,0 +1,112 @@
+"""gpu_processes: no process that uses this environment holds a GPU; what is stopped can run again."""
+
+from __future__ import annotations
+
+from os.path import basename
+from typing import Any, ClassVar
+
+from fleetfix.action import Action, Plan, Probe
+from fleetfix.commands import Call, Change, Completed, Read, Seconds, Value
+from fleetfix.domain import nvidia_smi, processes
+from fleetfix.domain.processes import Found, GpuJob
+
+AFTER_GRACE = 60.0
+"""Seconds past the grace that stopping may take: KILL, seeing it gone, seeing it stay away."""
+
+
+class ProcessFacts(Value):
+    """Who holds GPUs, which environment is meant, and whether something new could start here."""
+
+    found: Found
+    environment: str | None
+    owner: int = 0
+    none: str | None = None
+    """Why no environment is meant."""
+    nothing_starts: str | None = None
+    """Why no new GPU job could start on this host."""
+    unseen: tuple[str, ...] = ()
+    """Processes of other users that only nvidia-smi lists."""
+
+
+class GpuProcesses(Action[ProcessFacts]):
+    """Stop the training that uses an environment, with all of its processes, so that it can run again."""
+
+    kind: ClassVar[str] = "gpu_processes"
+    modules: ClassVar[tuple[str, ...]] = ("jobs", "environments", "gpus", "relaunch")
+
+    using: str = "of-job"
+    """The environment: "of-job" for what the running job maps, or its path."""
+    grace: Seconds = 60.0
+    """Between TERM and KILL: the time a trainer has to save a checkpoint."""
+
+    def probe(self) -> Probe[ProcessFacts]:
+        jobs, where, start = yield (
+            Read(function="jobs.found"),
+            Read(function="environments.find", args={"venv": self.using}),
+            Read(function="gpus.start_possible", timeout=60.0),
+        )
+        found, environment = Found.model_validate(jobs.answer()), where.answer()
+        facts = ProcessFacts(
+            found=found,
+            environment=environment.get("path"),
+            owner=environment.get("uid", 0),
+            none=environment.get("none"),
+            nothing_starts=_nothing_starts(start),
+        )
+        if found.complete or not found.jobs:
+            return facts
+        (seen,) = yield (Read(function="gpus.survey", args={"gpus": "all"}, timeout=90.0),)
+        return facts.model_copy(update={"unseen": _unseen(found, seen.answer())})
+
+    def plan(self, facts: ProcessFacts) -> Plan:
+        if facts.environment is None:
+            # Without a job there is nothing to stop; that the environment is unknown is for the steps
+            # that change it to say.
+            several = any(job.environments for job in facts.found.jobs)
+            return Plan(blocked=facts.none if several else None)
+        decided = processes.sort_out(facts.found, facts.environment, facts.owner)
+        blocked = decided.blocked or self._in_the_way(facts) if decided.targets else None
+        if blocked or not decided.targets:
+            return Plan(blocked=blocked, notes=decided.notes)
+        return Plan(changes=(self._stop(decided.targets),), notes=decided.notes)
+
+    def _in_the_way(self, facts: ProcessFacts) -> str | None:
+        if facts.nothing_starts:
+            return f"stopping would be a one-way door, nothing new would start here: {facts.nothing_starts}"
+        return f"{facts.unseen[0]} holds these GPUs" if facts.unseen else None
+
+    def _stop(self, targets: tuple[GpuJob, ...]) -> Change:
+        names = sorted({basename(job.argv[0]) if job.argv else "?" for job in targets})
+        asked = [{"pid": job.pid, "start": job.start} for job in targets]
+        gpus = len({gpu for job in targets for gpu in job.gpus})
+        limit = (self.grace * 1.5 + AFTER_GRACE) * max(len(targets), 1)
+        return Change(
+            key=f"stop:{'+'.join(names)}",
+            summary=f"stop {', '.join(str(job) for job in targets)}: {gpus} GPUs",
+            before="running: " + ", ".join(f"{job.pid} ({job.processes} processes)" for job in targets),
+            after="stopped; captured, so that it can be started exactly as it ran",
+            do=(
+                Call(function="relaunch.stop", args={"targets": asked, "grace": self.grace}, timeout=limit),
+            ),
+            undo=(Call(function="relaunch.restore", timeout=limit + 60.0),),
+            commit=(Call(function="relaunch.forget"),),
+            risk="compensable",
+            alters=("job",),
+        )
+
+
+def _nothing_starts(reply: Completed) -> str | None:
+    if not reply.ok:
+        return reply.failure.message if reply.failure else "nothing answers whether a job could start"
+    smi, cuda = reply.value["smi"], reply.value["cuda"]
+    return nvidia_smi.why_nothing_can_start(smi["exit"], smi["text"], cuda["found"], cuda["code"])
+
+
+def _unseen(found: Found, survey: dict[str, Any]) -> tuple[str, ...]:
+    """Foreign processes that nvidia-smi lists where /proc is closed to an ordinary user."""
+    own = {job.uid for job in found.jobs}
+    return tuple(
+        f"{who['user']}'s process {pid} ({' '.join(map(basename, who['argv'][:2]))})"
+        for pid, who in sorted(survey["listed"].items())
+        if who is not None and who["uid"] not in own and not who["allowed"]
+    )

@@ -1,0 +1,168 @@
+"""job: the training that was stopped runs again, exactly as it ran, started once."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from fleetfix.action import Action, Plan, Planned, Probe
+from fleetfix.commands import Call, Change, Read, Seconds, Value
+
+
+class JobDescription(Value):
+    """How to start training where none is running: `argv` or a shell `command`, and where."""
+
+    argv: tuple[str, ...] | None = None
+    command: str | None = None
+    cwd: str = "/"
+    env: dict[str, str] = Field(default_factory=dict)
+    user: str | None = None
+    """null: the owner of `cwd`."""
+    log: str | None = None
+    """null: `fleetfix-job.log` in `cwd`."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> JobDescription:
+        if (self.argv is None) == (self.command is None) or self.argv == ():
+            raise ValueError("give `argv` (a list) or `command` (a line for the shell)")
+        return self
+
+
+def _short_form(value: object) -> object:
+    """`[torchrun, train.py]` and `"torchrun train.py"` say what runs and nothing else."""
+    if isinstance(value, str):
+        return {"command": value}
+    return {"argv": value} if isinstance(value, list | tuple) else value
+
+
+class CapturedJob(Value):
+    """A job that an earlier step of this run stopped."""
+
+    argv: tuple[str, ...]
+    user: str
+    alive: bool
+    unit: str | None
+    steps_seen: int | None
+
+
+class LiveJob(Value):
+    """The job that runs now."""
+
+    pid: int
+    argv: tuple[str, ...]
+
+
+class Started(Value):
+    """A job that this run has started; `first_step` is None until its log shows steps."""
+
+    pid: int
+    alive: bool
+    log: str | None
+    first_step: int | None
+    steps_seen: int | None
+
+
+class StoppedFromZero(Value):
+    """A job that was stopped because it began from step 0: at step `first`, after `seen`."""
+
+    first: int
+    seen: int
+
+
+class JobFacts(Value):
+    """What became of the jobs that were stopped, and of what was started."""
+
+    captured: tuple[CapturedJob, ...] = ()
+    orphans: int = 0
+    current: LiveJob | None = None
+    started: tuple[Started, ...] = ()
+    from_zero: StoppedFromZero | None = None
+
+
+class Job(Action[JobFacts]):
+    """Start what an earlier step stopped, or the job that is described where none is running."""
+
+    kind: ClassVar[str] = "job"
+    modules: ClassVar[tuple[str, ...]] = ("jobs", "relaunch")
+
+    step: str = Field(alias="from")
+    """The step that stopped it."""
+    described: Annotated[JobDescription | None, BeforeValidator(_short_form)] = Field(
+        default=None, alias="else"
+    )
+    """How to start training where none is running; null invents no job."""
+    resume: Literal["same", "append", "none"] = "same"
+    """same: the command as it was resumes by itself. append: with `resume_args` after it. none: it may
+    begin from step 0; otherwise a job that does is stopped at once."""
+    resume_args: tuple[str, ...] = ()
+    settle: Seconds = 90.0
+    """How long to wait, at most, until the job holds its GPUs and logs a step."""
+
+    @model_validator(mode="after")
+    def _append_says_what(self) -> Job:
+        if (self.resume == "append") != bool(self.resume_args):
+            raise ValueError("`resume: append` goes with `resume_args`, a list")
+        return self
+
+    def probe(self) -> Probe[JobFacts]:
+        (reply,) = yield (Read(function="jobs.state", args={"step": self.step}),)
+        return JobFacts.model_validate(reply.answer())
+
+    def plan(self, facts: JobFacts) -> Plan:
+        if facts.from_zero is not None:
+            return Plan(blocked=_began_from_zero(facts.from_zero))
+        dead = [job for job in facts.captured if not job.alive]
+        if dead:
+            what = ", ".join(f"{job.user}'s {' '.join(job.argv)[:60]}" for job in dead)
+            return Plan(changes=(self._start(f"start {what} again, as it ran"),))
+        if facts.captured or facts.current is not None:
+            return Plan(notes=tuple(self._notes(facts)))
+        if self.described is None:
+            return Plan(notes=("no job ran here and none is described: none is started",))
+        return Plan(changes=(self._start(f"start {_title(self.described)}: no job is running"),))
+
+    def foresee(self, facts: JobFacts, planned: Planned) -> Plan:
+        if planned.get(self.step):
+            return Plan(changes=(self._start("start what was stopped again, as it ran"),))
+        return self.plan(facts)
+
+    def _notes(self, facts: JobFacts) -> list[str]:
+        lost = [job for job in facts.started if job.alive and _far_below(job) and self.resume != "none"]
+        return [f"job {job.pid} began at step {job.first_step}, after {job.steps_seen}" for job in lost]
+
+    def _start(self, summary: str) -> Change:
+        described = self.described.model_dump(mode="json") if self.described else None
+        args = {"step": self.step, "described": described, "extra": list(self.resume_args)}
+        guard = self.resume != "none"
+        return Change(
+            key="start",
+            summary=summary,
+            before="no job",
+            after="running, in a session of its own",
+            do=(
+                Call(function="relaunch.start", args=args, timeout=180.0),
+                Call(
+                    function="relaunch.settle",
+                    args={"seconds": self.settle, "guard": guard},
+                    timeout=self.settle + 30.0,
+                ),
+            ),
+            undo=(Call(function="relaunch.unstart", timeout=120.0),),
+            risk="compensable",
+            alters=("job",),
+        )
+
+
+def _title(described: JobDescription) -> str:
+    return (described.command or " ".join(described.argv or ()))[:80]
+
+
+def _far_below(job: Started) -> bool:
+    if job.first_step is None or job.steps_seen is None:
+        return False
+    return job.first_step * 10 <= job.steps_seen and job.steps_seen - job.first_step >= 100
+
+
+def _began_from_zero(stopped: StoppedFromZero) -> str:
+    return f"restarted from zero: stopped at step {stopped.first} (it had reached {stopped.seen})"
