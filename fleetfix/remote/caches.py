@@ -171,7 +171,10 @@ def _movable(parent, status):
 
 
 class _Sum:
-    """What a walk adds up. An artefact is a file that is not empty and is no lock."""
+    """What a walk adds up. An artefact is a file that is not empty and is no lock.
+
+    A lock that is taken is dated anew each time, and says nothing of what was compiled.
+    """
 
     def __init__(self):
         self.entries = self.files = self.bytes = self.objects = 0
@@ -181,7 +184,12 @@ class _Sum:
         self.locks = []
 
     def add(self, path, name, status, apart):
-        if not status.st_size or name == "lock" or name.endswith(".lock"):
+        if (
+            not stat.S_ISREG(status.st_mode)
+            or not status.st_size
+            or name == "lock"
+            or name.endswith(".lock")
+        ):
             return
         self.files += 1
         self.bytes += status.st_blocks * 512
