@@ -1,4 +1,7 @@
-"""Plain progress lines: one line an event that tells something, on stderr."""
+"""Plain progress lines: one line an event that tells something, on stderr.
+
+A host that is lost or has gone back is told of when it ends, which follows at once.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,9 @@ from fleetfix.events import (
     ChangeStarted,
     ChangeUndone,
     HostFinished,
-    HostLost,
     HostPlanned,
     HostSaid,
     Record,
-    RollbackFinished,
     RollbackStarted,
     RunHalted,
     RunInterrupted,
@@ -51,14 +52,10 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
             return paint("bad", f"halted: {one_line(event.reason)}; no further host is started")
         case RunInterrupted():
             return paint("warn", interrupted(event.signal, event.times))
-        case HostLost():
-            return f"{event.host} {paint('bad', 'lost')}: {one_line(str(event.failure))}"
         case HostFinished():
             return _finished(event, state, paint)
         case RollbackStarted():
             return f"{event.host} {paint('warn', 'going back')}: {one_line(event.reason)}"
-        case RollbackFinished():
-            return f"{event.host} {paint.outcome(event.result)}"
         case ChangeUndone():
             return _undone(event, paint)
         case (
@@ -130,6 +127,7 @@ class Lines:
         self._diff = diff
         self._waited: dict[tuple[str, str], float] = {}
         self._said: dict[str, tuple[int, int]] = {}
+        self._failed: dict[tuple[str, str], str] = {}
         self._planned = 0
         self._told_at = 0.0
 
@@ -151,6 +149,11 @@ class Lines:
 
     def _too_much(self, record: Record) -> bool:
         event = record.event
+        if isinstance(event, ChangeFinished) and event.failure:
+            self._failed[event.host, event.step] = event.failure.message
+        if isinstance(event, StepFinished) and event.result == "failed" and event.failure:
+            # Told already when its change failed.
+            return self._failed.get((event.host, event.step)) == event.failure.message
         if isinstance(event, StepWaited):
             key = (event.host, event.step)
             if record.at - self._waited.get(key, 0.0) < WAIT_LINES_EVERY:

@@ -13,8 +13,9 @@ from fleetfix.state import HostState, RunState
 from fleetfix.views.amounts import count, size
 from fleetfix.views.grouping import Group, counted, fold, group
 from fleetfix.views.neutral import many_lines, one_line
-from fleetfix.views.paint import PLAIN, Paint
+from fleetfix.views.paint import PLAIN, Paint, Tone
 
+STEP_WIDTH = 10
 DIFF_LINES = 200
 """Lines of one change's difference that are shown."""
 
@@ -88,9 +89,28 @@ def _work(state: RunState, started: RunStarted, paint: Paint, diff: bool) -> Ite
     for one in _alike(state, started, diff):
         yield ""
         yield paint("strong", f"{counted(one.hosts)}:")
+        last = ""
         for line in one.text.split("\n"):
-            step, _, rest = line.partition("\t")
-            yield _indented(step, names.get(step, ""), rest, paint)
+            step, _, text = line.partition("\t")
+            yield from _labelled(step if step != last else "", names, text, paint)
+            last = step or last
+
+
+def _labelled(step: str, names: dict[str, str], text: str, paint: Paint) -> Iterator[str]:
+    """A line under its step's label; where the step has a name, the name stands beside the label."""
+    name = names.get(step, "")
+    if step and name and name != step:
+        yield f"  {step:<{STEP_WIDTH}} {name}"
+    label = step if not name or name == step else ""
+    yield f"  {label:<{STEP_WIDTH}} {_toned(text, paint)}"
+
+
+def _toned(text: str, paint: Paint) -> str:
+    tones: dict[str, Tone] = {"-": "bad", "+": "good"}
+    if text.startswith("note: "):
+        return paint("faint", text)
+    mark = text[2:3] if text.startswith("  ") else ""
+    return paint(tones[mark], text) if mark in tones else text
 
 
 def _alike(state: RunState, started: RunStarted, diff: bool) -> list[Group]:
@@ -117,7 +137,7 @@ def _of_step(planned: StepPlanned, diff: bool) -> Iterator[str]:
         for change in planned.changes:
             yield f"{planned.step}\t{_of_change(change)}"
             if diff:
-                yield from (f"\t{line}" for line in _difference(change))
+                yield from (f"\t  {line}" for line in _difference(change))
     for note in planned.notes:
         yield f"{planned.step}\tnote: {one_line(note)}"
 
@@ -134,19 +154,11 @@ def _of_change(change: ChangeShown) -> str:
 
 def _difference(change: ChangeShown) -> Iterator[str]:
     before, after = many_lines(change.before), many_lines(change.after)
-    lines = list(difflib.unified_diff(before, after, n=2, lineterm=""))[2:]
+    lines = list(difflib.unified_diff(before, after, n=2, lineterm=""))[3:]
     for line in lines[:DIFF_LINES]:
         yield "…" if line.startswith("@@") else line
     if len(lines) > DIFF_LINES:
         yield f"… {len(lines) - DIFF_LINES} lines more"
-
-
-def _indented(step: str, name: str, rest: str, paint: Paint) -> str:
-    if not step:
-        tone = {"-": "bad", "+": "good"}.get(rest[:1])
-        return "             " + (paint(tone, rest) if tone == "bad" or tone == "good" else rest)  # type: ignore[arg-type]
-    label = f"  {step:<10} " + (f"{name}: " if name and name != step else "")
-    return label + (paint("faint", rest) if rest.startswith("note: ") else rest)
 
 
 def _idle(state: RunState) -> Iterator[str]:

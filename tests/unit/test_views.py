@@ -1,0 +1,401 @@
+"""What people and programs are shown: golden transcripts, and text of hosts that cannot do harm."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetfix.events import EVENT, HostSaid, Record, RunFinished
+from fleetfix.runs import RunRow, new_run_id
+from fleetfix.state import RunState, after, fold
+from fleetfix.views import amounts
+from fleetfix.views.history import host_text, run_head, runs_text
+from fleetfix.views.json_lines import JsonLines, json_line
+from fleetfix.views.lines import SAID_A_SECOND, WAIT_LINES_EVERY, Lines, line_of
+from fleetfix.views.neutral import many_lines, neutral, one_line
+from fleetfix.views.out import Out
+from fleetfix.views.paint import PLAIN, Paint
+from fleetfix.views.plan import plan_text
+from fleetfix.views.summary import summary_text
+from tests.cli import stories
+
+GOLDEN = Path(__file__).parent.parent / "cli" / "golden"
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b-\u200f]")
+SCREEN = 24
+
+
+def progress(records: Iterable[Record], *, diff: bool = False) -> str:
+    stream = io.StringIO()
+    out = Out(stream)
+    view, state = Lines(out, diff=diff), RunState()
+    for record in records:
+        state = after(state, record)
+        view.see(record, state)
+    out.close()
+    return stream.getvalue()
+
+
+def summary(records: Iterable[Record]) -> str:
+    state = fold(records)
+    assert state.exit is not None
+    return summary_text(state, state.exit)
+
+
+def golden(name: str, text: str) -> None:
+    """Compare with the transcript; FLEETFIX_GOLDEN=write writes it, to be read and committed."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("FLEETFIX_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "\n")
+    assert text + "\n" == path.read_text()
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterable[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+# -- transcripts ----------------------------------------------------------------------------------
+
+
+def test_progress_of_a_run_with_all_outcomes() -> None:
+    golden("progress", progress(stories.all_outcomes(), diff=True))
+
+
+def test_summary_of_a_run_with_all_outcomes() -> None:
+    golden("summary", summary(stories.all_outcomes()))
+
+
+def test_plan_with_differences() -> None:
+    golden("plan", plan_text(fold(stories.all_outcomes()), diff=True))
+
+
+def test_the_story_of_one_host() -> None:
+    records = stories.all_outcomes()
+    golden("host", f"{run_head(fold(records))}\n\n{host_text(records, 'gpu06')}")
+
+
+def test_plan_and_summary_of_a_thousand_hosts() -> None:
+    state = fold(stories.thousand())
+    golden("thousand", f"{plan_text(state)}\n\n{summary_text(state, 2)}")
+
+
+# -- what every one of them promises --------------------------------------------------------------
+
+
+def test_a_thousand_hosts_fit_a_screen_with_failures_first() -> None:
+    text = summary(stories.thousand())
+    assert len(text.splitlines()) <= SCREEN
+    assert text.startswith("rolled_back")
+    assert "997 changed" in text.splitlines()[-1]
+
+
+def test_a_thousand_hosts_that_all_fail_differently_fit_a_screen_too() -> None:
+    events = [stories.started("gpu[0001-1000]")]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    for number, host in enumerate(stories.started("gpu[0001-1000]").hosts):
+        word = letters[number % 26] + letters[number // 26 % 26] + letters[number // 676]
+        events += stories.rolled_back(host, number, f"the {word} broke")  # type: ignore[arg-type]
+    text = summary(stories.records([*events, RunFinished(exit=2)]))
+    assert len(text.splitlines()) <= SCREEN
+    assert "… and other messages on" in text
+    assert "gpu[0011-1000] (990)" in text
+
+
+def test_a_stopped_job_heads_the_summary() -> None:
+    assert summary(stories.all_outcomes()).splitlines()[0] == "JOB STOPPED, NOT RESTARTED: gpu[06-07] (2)"
+
+
+def test_the_summary_says_how_to_go_on() -> None:
+    text = summary(stories.all_outcomes())
+    assert f"fleetfix show {stories.RUN} gpu06" in text
+    assert f"go back on gpu[06-07]: fleetfix rollback {stories.RUN}" in text
+    assert text.splitlines()[-1].endswith("exit 130 (interrupted)")
+
+
+def test_a_run_that_did_nothing_is_two_lines() -> None:
+    events = [stories.started("gpu[01-02]")]
+    events += [event for host in ("gpu01", "gpu02") for event in stories.healthy(host)]  # type: ignore[misc]
+    ends = [
+        EVENT.validate_python({"kind": "host_finished", "host": f"gpu0{n}", "outcome": "ok"})
+        for n in (1, 2)
+    ]
+    records = stories.records([*events, *ends, RunFinished(exit=0)])
+    assert summary(records).splitlines() == [
+        "ok               gpu[01-02] (2)",
+        f"run {stories.RUN}: 2 ok · 11 s · exit 0",
+    ]
+
+
+def test_a_measurement_of_another_scope_is_not_compared() -> None:
+    slow, fast = stories.measured(12_800), stories.measured(2_500).model_copy(update={"scope": "per_gpu"})
+    steps = [
+        {
+            "kind": "step_finished",
+            "host": "gpu01",
+            "step": step,
+            "result": "ok",
+            "measured": one.model_dump(),
+        }
+        for step, one in (("before", slow), ("speed", fast))
+    ]
+    events = [stories.started("gpu01"), *(EVENT.validate_python(one) for one in steps), RunFinished(exit=0)]
+    records = stories.records(events)
+    assert "12.8K tok/s before, 2.50K tok/s/GPU after: not comparable" in summary(records)
+
+
+# -- hostile text ---------------------------------------------------------------------------------
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202egnp.exe\u2066\u200b\ud800\n[red]markup[/red]\x00"
+
+
+def hostile(value: object) -> object:
+    """The same story, with every text that a host could have said made hostile."""
+    if isinstance(value, dict):
+        free = (
+            "message",
+            "hint",
+            "reason",
+            "text",
+            "stdout",
+            "stderr",
+            "summary",
+            "before",
+            "after",
+            "blocked",
+        )
+        return {
+            k: HOSTILE + v if k in free and isinstance(v, str) else hostile(v) for k, v in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [hostile(item) for item in value]
+    return value
+
+
+def test_nothing_that_a_host_says_reaches_the_terminal_raw() -> None:
+    records = [
+        record.model_copy(update={"event": EVENT.validate_python(hostile(record.event.model_dump()))})
+        for record in stories.all_outcomes()
+    ]
+    state = fold(records)
+    texts = [
+        progress(records, diff=True),
+        plan_text(state, diff=True),
+        summary_text(state, 2),
+        run_head(state),
+        *(host_text(records, host) for host in state.hosts),
+        *(json_line(record) for record in records),
+    ]
+    for text in texts:
+        assert not CONTROL.search(text)
+        assert "\ud800" not in text
+    assert "\\x1b[2J" in texts[0]
+
+
+@given(st.text())
+def test_neutral_text_is_one_harmless_line(text: str) -> None:
+    line = neutral(text)
+    assert not CONTROL.search(line)
+    assert "\n" not in line
+    line.encode()
+
+
+def test_plain_words_stay_as_they_are() -> None:
+    words = "torch läuft, 日本語, 12.8K → 20.1K tok/s, [bold]not markup[/bold], C:\\x1b"
+    assert neutral(words) == words
+    assert one_line("  a \n\t b ") == "a b"
+    assert len(one_line("x" * 10_000)) == 600
+    assert many_lines("a\tb\r\nc\n") == ["a   b", "c"]
+    assert many_lines("") == []
+
+
+# -- JSON -----------------------------------------------------------------------------------------
+
+
+def test_json_lines_are_records_and_nothing_else() -> None:
+    stream = io.StringIO()
+    out = Out(stream)
+    view, records = JsonLines(out), stories.all_outcomes()
+    for record in records:
+        view.see(record, RunState())
+    out.close()
+    read = [Record.model_validate_json(line) for line in stream.getvalue().splitlines()]
+    assert read == records
+    assert stream.getvalue().isascii()
+
+
+def test_json_takes_what_is_no_unicode() -> None:
+    line = json_line(stories.records([HostSaid(host="gpu01", step="s", text="\ud800\n")])[0])
+    assert json.loads(line)["event"]["text"] == "\ud800\n"
+
+
+# -- lines ----------------------------------------------------------------------------------------
+
+
+def test_a_step_that_waits_long_is_told_of_now_and_then() -> None:
+    waits = [
+        EVENT.validate_python(
+            {"kind": "step_waited", "host": "gpu01", "step": "idle", "reason": f"waits {n}"}
+        )
+        for n in range(60)
+    ]
+    told = progress(stories.records([stories.started("gpu01"), *waits])).count("waits: ")
+    assert told == 60 / WAIT_LINES_EVERY
+
+
+def test_a_host_that_talks_too_much_is_cut_off() -> None:
+    said = [HostSaid(host="gpu01", step="s", text=str(n)) for n in range(500)]
+    lines = progress(stories.records([stories.started("gpu01"), *said], every=0.0)).splitlines()
+    assert len(lines) == 1 + SAID_A_SECOND
+
+
+def test_a_failure_is_told_once() -> None:
+    text = progress(
+        stories.records([stories.started("gpu03"), *stories.rolled_back("gpu03", 1, "disk broke")])
+    )
+    assert text.count("wheels: failed: disk broke") == 1
+
+
+def test_healthy_hosts_make_no_noise() -> None:
+    events = [stories.started("gpu01"), *stories.healthy("gpu01")]
+    assert len(progress(stories.records(events)).splitlines()) == 1
+
+
+@pytest.mark.parametrize("record", stories.all_outcomes(), ids=lambda record: record.event.kind)
+def test_every_event_is_one_line_or_none(record: Record) -> None:
+    line = line_of(record, fold(stories.all_outcomes()))
+    assert line is None or (line.strip() and "\n" not in line)
+
+
+# -- colours --------------------------------------------------------------------------------------
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_are_for_terminals_that_want_them() -> None:
+    assert Paint.for_stream(_Terminal(), {}).on
+    assert not Paint.for_stream(_Terminal(), {"NO_COLOR": "1"}).on
+    assert Paint.for_stream(_Terminal(), {"NO_COLOR": ""}).on
+    assert not Paint.for_stream(_Terminal(), {"TERM": "dumb"}).on
+    assert not Paint.for_stream(io.StringIO(), {}).on
+
+
+def test_colours_change_no_word() -> None:
+    state = fold(stories.all_outcomes())
+    colour = summary_text(state, 130, paint=Paint(True))
+    assert re.sub(r"\x1b\[\d*m", "", colour) == summary_text(state, 130, paint=PLAIN)
+    assert colour != summary_text(state, 130)
+
+
+# -- a stream that never holds a run up -----------------------------------------------------------
+
+
+def test_a_reader_that_stops_reading_does_not_hold_the_run_up() -> None:
+    reading, writing = os.pipe()
+    out = Out(os.fdopen(writing, "w"))
+    began = time.monotonic()
+    for _ in range(200):
+        out.line("x" * 4096)
+    assert time.monotonic() - began < 1.0
+    received = bytearray()
+
+    def drain() -> None:
+        while data := os.read(reading, 65536):
+            received.extend(data)
+            if len(received) >= 200 * 4097:
+                return
+
+    thread = threading.Thread(target=drain)
+    thread.start()
+    out.close()
+    thread.join()
+    assert len(received) == 200 * 4097
+    os.close(reading)
+    out._stream.close()
+
+
+def test_a_reader_that_leaves_ends_nothing() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w")
+    out = Out(stream)
+    for _ in range(10):
+        out.line("x" * 100_000)
+    out.close()
+    stream.close()
+
+
+# -- history and amounts --------------------------------------------------------------------------
+
+
+def row(**fields: object) -> RunRow:
+    known: dict[str, object] = {
+        "run": stories.RUN, "playbook": "purge-cu13", "began": 1_900_000_000.0, "ended": None, "exit": None,
+        "dry": False, "hosts": ("gpu01", "gpu02"), "operator": "op", "controller": "desk", "reason": "",
+    }  # fmt: skip
+    return RunRow(**(known | fields))  # type: ignore[arg-type]
+
+
+def test_the_list_of_runs_tells_running_from_dead() -> None:
+    text = runs_text([
+        row(driven=True),
+        row(reason="incident 7"),
+        row(exit=2, outcomes={"changed": 1, "failed": 1}),
+        row(exit=0, dry=True),
+    ])  # fmt: skip
+    running, dead, ended, dry = text.splitlines()
+    assert "running" in running
+    assert "not finished" in dead
+    assert dead.endswith("(incident 7)")
+    assert ended.endswith("gpu[01-02]  1 failed, 1 changed")
+    assert "dry run" in dry
+
+
+def test_run_ids_sort_by_time_and_name_the_playbook() -> None:
+    from datetime import UTC, datetime
+
+    at = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert re.fullmatch(r"20300102-030405-purge-cu13-[0-9a-z]{4}", new_run_id("purge-cu13", at))
+    assert re.fullmatch(r"20300102-030405-a-b-[0-9a-z]{4}", new_run_id("../A b!", at))
+    assert len({new_run_id("x", at)[-4:] for _ in range(50)}) > 40
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (amounts.rate(12_800), "12.8K"),
+        (amounts.rate(999.6), "1.00K"),
+        (amounts.rate(9_996), "10.0K"),
+        (amounts.rate(1_240_000), "1.24M"),
+        (amounts.rate(87.25), "87.2"),
+        (amounts.rate(0), "0.0"),
+        (amounts.size(1023), "1023 B"),
+        (amounts.size(1024), "1.0 KiB"),
+        (amounts.size(1024**3 - 1), "1.0 GiB"),
+        (amounts.duration(0.04), "0.0 s"),
+        (amounts.duration(59.6), "1 min"),
+        (amounts.duration(252), "4 min 12 s"),
+        (amounts.duration(7_500), "2 h 5 min"),
+        (amounts.count(1, "host"), "1 host"),
+        (amounts.count(0, "host"), "0 hosts"),
+    ],
+)
+def test_amounts_read_well(shown: str, expected: str) -> None:
+    assert shown == expected
