@@ -1,8 +1,9 @@
 """What a host module stands on: read/write marks, refusals, and the context of a call.
 
-A function of a host module takes a `Context` and keyword arguments that are JSON, and returns JSON.
-It runs in a process of its own that the runner forks for the call (or for the whole change), so it
-may block: its deadline is kept from outside, by ending its whole process tree.
+A function of a host module takes a `Context` and keyword arguments that are JSON, and returns JSON, or
+a `Ran`, whose exit and output then become those of the answer. It runs in a process of its own that
+the runner forks for the call (or for the whole change), so it may block: its deadline is kept from
+outside, by ending its whole process tree. What it prints goes nowhere.
 """
 
 import base64
@@ -14,7 +15,6 @@ import pwd
 import select
 import signal
 import subprocess
-import sys
 import time
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -197,63 +197,90 @@ class Context:
 
 
 def _converse(process, stdin, deadline, limit):
-    streams = {process.stdout: Kept(limit), process.stderr: Kept(limit)}
-    out, err = streams[process.stdout], streams[process.stderr]
-    poll = select.poll()
-    files = {}
-    for file in streams:
-        os.set_blocking(file.fileno(), False)
-        poll.register(file, select.POLLIN)
-        files[file.fileno()] = file
-    feed = memoryview(stdin)
-    if stdin:
-        os.set_blocking(process.stdin.fileno(), False)
-        poll.register(process.stdin, select.POLLOUT)
-        files[process.stdin.fileno()] = process.stdin
-    else:
-        process.stdin.close()
-    late = False
-    while files:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            late = True
-            break
-        if process.poll() is not None:
-            # The command is gone; a child it left behind may hold the pipes open for ever.
-            left = min(left, 0.2)
-        ready = poll.poll(left * 1000)
-        if not ready and process.poll() is not None:
-            break
-        for fd, _ in ready:
-            file = files[fd]
-            if file is process.stdin:
-                try:
-                    feed = feed[os.write(fd, feed[:65536]) :]
-                except BlockingIOError:
-                    continue
-                except BrokenPipeError:
-                    feed = feed[:0]
-                done = not feed
-            else:
-                data = os.read(fd, 65536)
-                streams[file].add(data)
-                done = not data
-            if done:
-                poll.unregister(fd)
-                del files[fd]
-                file.close()
+    talk = _Talk(process, stdin, limit)
+    late = not talk.until(deadline)
     if not late:
         try:
             process.wait(max(deadline - time.monotonic(), 0.05))
         except subprocess.TimeoutExpired:
             late = True
     if late:
-        end_tree(process.pid)
-        process.poll()
-    for file in list(files.values()):
-        file.close()
-    cut = bool(out.dropped or err.dropped)
-    return Ran(None if late else process.returncode, out.bytes(), err.bytes(), cut)
+        _end_command(process)
+    talk.close()
+    return Ran(None if late else process.returncode, talk.out.bytes(), talk.err.bytes(), talk.cut)
+
+
+class _Talk:
+    """The three pipes of a command, fed and read together so that neither side ever waits."""
+
+    def __init__(self, process, stdin, limit):
+        self.process = process
+        self.out, self.err = Kept(limit), Kept(limit)
+        self.kept = {process.stdout.fileno(): self.out, process.stderr.fileno(): self.err}
+        self.files = {process.stdout.fileno(): process.stdout, process.stderr.fileno(): process.stderr}
+        self.feed = memoryview(stdin)
+        self.poll = select.poll()
+        for fd in self.kept:
+            self.poll.register(fd, select.POLLIN)
+        if stdin:
+            self.files[process.stdin.fileno()] = process.stdin
+            self.poll.register(process.stdin, select.POLLOUT)
+        else:
+            process.stdin.close()
+        for fd in self.files:
+            os.set_blocking(fd, False)
+
+    @property
+    def cut(self):
+        return bool(self.out.dropped or self.err.dropped)
+
+    def until(self, deadline):
+        """Talk until every pipe is closed, or the command is gone; False where the deadline came first."""
+        while self.files:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            gone = self.process.poll() is not None
+            # The command is gone; a child it left behind may hold the pipes open for ever.
+            ready = self.poll.poll((min(left, 0.2) if gone else left) * 1000)
+            if gone and not ready:
+                return True
+            for fd, _ in ready:
+                if not (self._take(fd) if fd in self.kept else self._give(fd)):
+                    self.poll.unregister(fd)
+                    self.files.pop(fd).close()
+        return True
+
+    def _take(self, fd):
+        data = os.read(fd, 65536)
+        self.kept[fd].add(data)
+        return data
+
+    def _give(self, fd):
+        try:
+            self.feed = self.feed[os.write(fd, self.feed[:65536]) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            return False
+        return len(self.feed) > 0
+
+    def close(self):
+        for file in self.files.values():
+            file.close()
+
+
+def _end_command(process):
+    """End a command and all that came from it, also what it detached from itself."""
+    born = stat_of(process.pid)
+    end_tree(process.pid)
+    process.poll()
+    if born is not None:
+        # Detached processes were handed to this one, a subreaper; what it started before stays.
+        table = all_processes()
+        for pid, (_, ppid, start) in table.items():
+            if ppid == os.getpid() and start >= born[2]:
+                end_tree(pid)
 
 
 def become(uid):
@@ -301,25 +328,13 @@ def _in_child(turn, function, args):
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        code = 1
         try:
             os.close(reader)
+            be_subreaper()
             turn()
-            try:
-                answer = {"value": function(*args)}
-            except Refusal as no:
-                answer = {"refusal": [no.kind, no.message, no.hint]}
-            except OSError as error:
-                answer = {"oserror": [error.errno, error.strerror, error.filename]}
-            data = json.dumps(answer).encode()
-            while data:
-                data = data[os.write(writer, data) :]
-            code = 0
-        except BaseException as error:
-            sys.stderr.write("%s: %s\n" % (type(error).__name__, error))
-            sys.stderr.flush()
+            _write_all(writer, json.dumps(_answer(function, args)).encode())
         finally:
-            os._exit(code)
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
         data = file.read()
@@ -332,6 +347,23 @@ def _in_child(turn, function, args):
     if "oserror" in answer:
         raise OSError(*answer["oserror"])
     return answer["value"]
+
+
+def _answer(function, args):
+    try:
+        return {"value": function(*args)}
+    except Refusal as no:
+        return {"refusal": [no.kind, no.message, no.hint]}
+    except OSError as error:
+        return {"oserror": [error.errno, error.strerror, error.filename]}
+    except Exception as error:
+        message = "%s broke when run as its owner: %s: %s"
+        return {"refusal": ["bug", message % (function.__name__, type(error).__name__, error), ""]}
+
+
+def _write_all(fd, data):
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 # -- durable files ----------------------------------------------------------------------------------
@@ -419,28 +451,40 @@ def end_tree(root, grace=0.0, spare=()):
     that what its children leave behind still has it, a subreaper, as parent. `spare` holds pids that
     are not signalled.
     """
+    own = _self(root)
     if grace > 0:
-        for pid, start in descendants(root) + [_self(root)]:
+        for one in [*descendants(root), own]:
+            if one[0] not in spare:
+                send(one[0], one[1], signal.SIGTERM)
+        _until(lambda: not _living(root, spare), grace, 0.02)
+    end_below(root, spare=spare)
+    send(own[0], own[1], signal.SIGKILL)
+    _until(lambda: _reap(root) or not _living(root, spare), 2.0)
+    return _living(root, spare)
+
+
+def end_below(root, grace=0.0, spare=()):
+    """End all below `root` but not `root`, and return [(pid, start)] of those that cannot be ended."""
+    if grace > 0:
+        for pid, start in descendants(root):
             if pid not in spare:
                 send(pid, start, signal.SIGTERM)
-        until = time.monotonic() + grace
-        while time.monotonic() < until and _living(root, spare):
-            time.sleep(0.02)
-    until = time.monotonic() + 5.0
-    while time.monotonic() < until:
-        below = [one for one in descendants(root) if one[0] not in spare]
-        if not below:
-            break
-        for pid, start in below:
+        _until(lambda: not _below(root, spare), grace, 0.02)
+
+    def kill():
+        left = _below(root, spare)
+        for pid, start in left:
             send(pid, start, signal.SIGKILL)
-        time.sleep(0.005)
-    own = _self(root)
-    send(own[0], own[1], signal.SIGKILL)
-    until = time.monotonic() + 2.0
-    while time.monotonic() < until and _living(root, spare):
-        _reap(root)
-        time.sleep(0.005)
-    return _living(root, spare)
+        return not left
+
+    _until(kill, 5.0)
+    return _below(root, spare)
+
+
+def _until(true, seconds, pause=0.005):
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(pause)
 
 
 def _self(root):
@@ -448,10 +492,13 @@ def _self(root):
     return (root, stat[2] if stat else -1)
 
 
+def _below(root, spare):
+    return [one for one in descendants(root) if one[0] not in spare]
+
+
 def _living(root, spare):
     own = _self(root)
-    there = [own] if alive(*own) else []
-    return there + [one for one in descendants(root) if one[0] not in spare]
+    return ([own] if alive(*own) else []) + _below(root, spare)
 
 
 def _reap(pid):

@@ -1,0 +1,587 @@
+"""A session with the runner on a host: greets it, asks, waits, and comes back when the line breaks.
+
+Everything over a `Wire`, which is one process on a connection; `transports/` makes those. Each request
+is kept until it is answered, so that it can be asked again on a new connection: ids make that safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import os
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+from pydantic import ValidationError
+
+from fleetfix import protocol
+from fleetfix.commands import Call, Change, Completed, Json, Read
+from fleetfix.errors import Failure, HostError
+from fleetfix.session import HostInfo, Opening, Past, Purpose, host_error
+
+if TYPE_CHECKING:
+    from fleetfix.inventory import Host
+
+ERRORS_KEPT = 4096
+SAYS = 50
+"""Lines a second that a host may say; more are dropped."""
+AT_ONCE = 8
+MARGIN = 30.0
+"""Seconds that an answer may take beyond the deadlines that the host keeps."""
+PATIENCE = 60.0
+"""Seconds that a change of a lost session may take on the host before the next one goes on."""
+
+
+class Receiver(Protocol):
+    """What a wire tells: bytes as they come, and the end."""
+
+    def data(self, data: bytes) -> None: ...
+
+    def errors(self, data: bytes) -> None: ...
+
+    def ended(self, why: str) -> None: ...
+
+
+class Wire(Protocol):
+    """One process on a host, its input here."""
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for its input; what cannot be sent any more is dropped, `ended` tells."""
+        ...
+
+    async def close(self) -> None:
+        """Hang up, without harm to what the process has in hand."""
+        ...
+
+
+Connect = Callable[[str, Receiver], Awaitable[Wire]]
+"""Starts a command on the host. Raises HostError; may take longer than it should, so callers limit it."""
+
+
+# -- sudo ---------------------------------------------------------------------------------------------
+
+
+class Password:
+    """The password for sudo, that no second host sees before one has taken it, or after one refused."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+        self.refused = False
+        self._proven = False
+        self._first = asyncio.Lock()
+
+    async def use(self, host: str) -> str:
+        """The password, once it may be sent to this host. Raises HostError(sudo)."""
+        if self.text is None:
+            hint = "allow it without (NOPASSWD), or set FLEETFIX_BECOME_PASSWORD"
+            raise _sudo(f"{host}: sudo wants a password", hint)
+        if not self._proven:
+            await self._first.acquire()
+            if self._proven:
+                self._first.release()
+        if self.refused:
+            self._release()
+            raise _sudo(f"{host}: the password for sudo was refused by another host and is not sent again")
+        return self.text
+
+    def accepted(self) -> None:
+        """A host took it."""
+        self._proven = True
+        self._release()
+
+    def given_up(self, *, refused: bool) -> None:
+        """A host refused it, or went away before it said anything."""
+        self.refused = self.refused or refused
+        self._release()
+
+    def _release(self) -> None:
+        if self._first.locked():
+            self._first.release()
+
+
+_passwords: WeakKeyDictionary[asyncio.AbstractEventLoop, Password] = WeakKeyDictionary()
+
+
+def password_of_run() -> Password:
+    """The one password object of this event loop, from FLEETFIX_BECOME_PASSWORD."""
+    loop = asyncio.get_running_loop()
+    if loop not in _passwords:
+        _passwords[loop] = Password(os.environ.get("FLEETFIX_BECOME_PASSWORD"))
+    return _passwords[loop]
+
+
+def _sudo(message: str, hint: str = "") -> HostError:
+    return HostError(Failure(kind="sudo", message=message, hint=hint))
+
+
+# -- one started runner -------------------------------------------------------------------------------
+
+
+class Contact:
+    """One runner, from the start command to the end of its channel."""
+
+    def __init__(
+        self,
+        host: str,
+        start: protocol.Start,
+        password: Password,
+        on_frame: Callable[[dict[str, Json]], None],
+        on_lost: Callable[[HostError], None],
+    ) -> None:
+        self.wire: Wire | None = None
+        self.heard = time.monotonic()
+        self._host = host
+        self._start = start
+        self._password = password
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._decoder = protocol.Decoder()
+        self._noise = bytearray()
+        self._errors = bytearray()
+        self._wired = asyncio.Event()
+        self._prompted = False
+        self._sent_password = False
+        self._sender: asyncio.Task[None] | None = None
+        self._over = False
+
+    async def greet(self, connect: Connect) -> None:
+        """Start the runner and wait for its marker. Raises HostError."""
+        try:
+            self.wire = await connect(self._start.command(), self)
+            self._wired.set()
+            await self._greeted
+            self.wire.send(protocol.core())
+        except BaseException:
+            self._settle_password(refused=False)
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Hang up."""
+        self._over = True
+        if self._greeted.done() and not self._greeted.cancelled():
+            self._greeted.exception()
+        if self._sender is not None:
+            self._sender.cancel()
+        if self.wire is not None:
+            await self.wire.close()
+
+    def send(self, frame: dict[str, Json]) -> None:
+        """Send one frame, if there is still someone to send it to."""
+        if self.wire is not None and not self._over:
+            self.wire.send(protocol.encode(frame))
+
+    # -- what the wire tells ----------------------------------------------------------------------
+
+    def data(self, data: bytes) -> None:
+        """Skip noise up to the marker, then take frames."""
+        self.heard = time.monotonic()
+        if not self._greeted.done():
+            self._noise += data
+            data = self._skip_noise()
+        if not data or self._over:
+            return
+        try:
+            for frame in self._decoder.feed(data):
+                self._on_frame(frame)
+        except HostError as error:
+            self._lose(error)
+
+    def _skip_noise(self) -> bytes:
+        match = self._start.marker.search(self._noise)
+        if match is not None:
+            rest = bytes(self._noise[match.end() :])
+            self._greeted.set_result(None)
+            if self._sent_password:
+                self._password.accepted()
+                self._sent_password = False
+            return rest
+        if self._start.no_python in self._noise:
+            hint = "install python3 there, or set the host's `python:` to a path of one"
+            self._fail("no_python", "no Python 3.8 or newer at the places looked at", hint)
+        elif len(self._noise) > protocol.NOISE:
+            self._fail("unreachable", f"{protocol.NOISE} bytes came from the login shell and no runner")
+        return b""
+
+    def errors(self, data: bytes) -> None:
+        """Keep the tail of what is said beside the frames, and answer sudo's prompt."""
+        self._errors += data
+        if self._start.become and not self._greeted.done():
+            self._look_for_prompt()
+        del self._errors[:-ERRORS_KEPT]
+
+    def _look_for_prompt(self) -> None:
+        asked = self._errors.count(self._start.prompt.encode())
+        if asked and not self._prompted:
+            self._prompted = True
+            self._sender = asyncio.ensure_future(self._answer_sudo())
+        elif asked > 1 or (self._sent_password and b"try again" in self._errors):
+            self._settle_password(refused=True)
+            self._fail("sudo", "sudo refused the password")
+
+    async def _answer_sudo(self) -> None:
+        try:
+            text = await self._password.use(self._host)
+        except HostError as error:
+            self._fail_with(error)
+            return
+        self._sent_password = True
+        await self._wired.wait()
+        assert self.wire is not None
+        self.wire.send(text.encode() + b"\n")
+
+    def ended(self, why: str) -> None:
+        """The channel is closed."""
+        self._settle_password(refused=False)
+        tail = protocol.readable(bytes(self._errors).replace(self._start.prompt.encode(), b""))
+        said = f": {tail}" if tail else ""
+        if self._greeted.done():
+            self._lose(host_error("unreachable", f"{self._host}: the connection was lost ({why}){said}"))
+        elif self._start.become and "sudo" in tail:
+            self._fail("sudo", f"sudo refuses{said}")
+        else:
+            noise = f": {protocol.readable(bytes(self._noise))}" if not tail and self._noise else said
+            self._fail("unreachable", f"the shell there ended before a runner began ({why}){noise}")
+
+    def _settle_password(self, *, refused: bool) -> None:
+        if self._sent_password:
+            self._sent_password = False
+            self._password.given_up(refused=refused)
+
+    def _fail(self, kind: str, message: str, hint: str = "") -> None:
+        self._fail_with(host_error(kind, f"{self._host}: {message}", hint))
+
+    def _fail_with(self, error: HostError) -> None:
+        if not self._greeted.done():
+            self._greeted.set_exception(error)
+
+    def _lose(self, error: HostError) -> None:
+        if not self._over:
+            self._over = True
+            self._on_lost(error)
+
+
+# -- the session ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pending:
+    """A request until it is answered."""
+
+    frame: dict[str, Json]
+    modules: tuple[str, ...]
+    future: asyncio.Future[Any]
+    slots: list[Completed | None] = field(default_factory=list)
+    items: list[Json] = field(default_factory=list)
+
+
+class Conversation:
+    """A session over a wire; it keeps the promises of `fleetfix.session.Session`."""
+
+    def __init__(self, host: Host, purpose: Purpose, opening: Opening, connect: Connect) -> None:
+        self._host = host
+        self._purpose = purpose
+        self._opening = opening
+        self._connect = connect
+        self._sources = protocol.Sources(opening.modules)
+        self._contact: Contact | None = None
+        self._sent: set[str] = set()
+        self._pending: dict[int, Pending] = {}
+        self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dead: HostError | None = None
+        self._info: HostInfo | None = None
+        self._said: list[float] = []
+
+    @classmethod
+    async def open(cls, host: Host, purpose: Purpose, opening: Opening, connect: Connect) -> Conversation:
+        """Greet the runner and hear what the host is. Raises HostError."""
+        self = cls(host, purpose, opening, connect)
+        try:
+            async with _limit(opening.connect_timeout, host.name):
+                self._contact = await self._greet()
+            self._info = _as_info(await self._request({"op": "hello"}, limit=opening.connect_timeout))
+        except BaseException:
+            await self.close()
+            raise
+        self._go(self._keep_alive())
+        return self
+
+    @property
+    def info(self) -> HostInfo:
+        assert self._info is not None
+        return self._info
+
+    async def read(self, step: str, reads: Sequence[Read]) -> tuple[Completed, ...]:
+        if not reads:
+            return ()
+        asked = list({_identity(one): one for one in reads}.values())
+        frame = {"op": "read", "step": step, "reads": [one.model_dump() for one in asked]}
+        turns = math.ceil(len(asked) / AT_ONCE)
+        limit = max(one.timeout for one in asked) * turns + MARGIN
+        answers = await self._request(frame, asked, limit=limit, slots=len(asked))
+        known = dict(zip(map(_identity, asked), answers, strict=True))
+        return tuple(known[_identity(one)] for one in reads)
+
+    async def acquire(self) -> None:
+        self._info = _as_info(await self._request({"op": "acquire"}))
+
+    async def change(self, id: str, step: str, change: Change) -> Completed:
+        calls = (*change.do, *change.undo, *change.commit)
+        frame = {"op": "change", "id": id, "step": step, "change": change.model_dump()}
+        limit = 2 * sum(one.timeout for one in change.do) + PATIENCE + MARGIN
+        return _as_completed(await self._request(frame, calls, limit=limit))
+
+    async def undo(self, id: str) -> Completed:
+        return _as_completed(await self._request({"op": "undo", "id": id}, await self._recorded_calls()))
+
+    async def past(self) -> tuple[Past, ...]:
+        items = await self._request({"op": "past"})
+        try:
+            return tuple(Past.model_validate(one) for one in items)
+        except ValidationError as error:
+            raise _garbled(error) from None
+
+    async def note(self, name: str, value: Json) -> None:
+        await self._request({"op": "note", "name": name, "value": value})
+
+    async def recall(self, name: str) -> Json:
+        return await self._request({"op": "recall", "name": name})
+
+    async def end(self, outcome: str, *, keep_claim: bool, commit: bool) -> None:
+        frame = {"op": "end", "outcome": outcome, "keep_claim": keep_claim, "commit": commit}
+        await self._request(frame, await self._recorded_calls() if commit else ())
+
+    async def cancel(self) -> tuple[str, ...]:
+        return tuple(str(one) for one in await self._request({"op": "cancel"}))
+
+    async def close(self) -> None:
+        if self._dead is None:
+            self._die(_unreachable(self._host.name, "the session was closed"))
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._contact is not None:
+            await self._contact.close()
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    async def _request(
+        self,
+        frame: dict[str, Json],
+        calls: Iterable[Call] = (),
+        *,
+        limit: float | None = None,
+        slots: int = 0,
+    ) -> Any:
+        if self._dead is not None:
+            raise self._dead
+        n = next(self._numbers)
+        future = asyncio.get_running_loop().create_future()
+        modules = tuple({one.module: None for one in calls})
+        pending = Pending({**frame, "n": n}, modules, future, [None] * slots)
+        self._pending[n] = pending
+        self._post(pending)
+        if limit is not None:
+            limit += self._opening.timers.reconnect_within
+        try:
+            async with _limit(limit, self._host.name, f"no answer to {frame['op']}"):
+                return await future
+        finally:
+            self._pending.pop(n, None)
+
+    def _post(self, pending: Pending) -> None:
+        """Send a request and the sources it needs, if there is a contact; else it waits for the next."""
+        contact = self._contact
+        if contact is None:
+            return
+        new = {
+            name: one
+            for name, one in self._sources.needed(pending.modules).items()
+            if name not in self._sent
+        }
+        if new:
+            self._sent |= set(new)
+            modules = {name: {"digest": one.digest, "source": one.packed} for name, one in new.items()}
+            contact.send({"op": "sources", "modules": modules})
+        contact.send(pending.frame)
+
+    async def _recorded_calls(self) -> list[Call]:
+        """Calls as the host's log holds them: their modules are needed before they are replayed."""
+        names = await self._request({"op": "modules"})
+        return [Call(function=f"{name}.{name}") for name in names]
+
+    def _on_frame(self, frame: dict[str, Json]) -> None:
+        if "say" in frame:
+            self._hear(frame)
+            return
+        pending = self._pending.get(frame.get("n") or 0)
+        if pending is None or pending.future.done():
+            return
+        if "error" in frame:
+            pending.future.set_exception(_as_error(self._host.name, frame["error"]))
+        elif "item" in frame:
+            pending.items.append(frame["item"])
+        elif "i" in frame:
+            self._fill(pending, frame["i"], frame.get("reply"))
+        else:
+            pending.future.set_result(pending.items or frame.get("reply"))
+
+    @staticmethod
+    def _fill(pending: Pending, i: Json, reply: Json) -> None:
+        if isinstance(i, int) and 0 <= i < len(pending.slots):
+            try:
+                pending.slots[i] = _as_completed(reply)
+            except HostError as error:
+                pending.future.set_exception(error)
+                return
+        if None not in pending.slots:
+            pending.future.set_result(pending.slots)
+
+    def _hear(self, frame: dict[str, Json]) -> None:
+        now = time.monotonic()
+        self._said = [at for at in self._said if now - at < 1.0]
+        if self._opening.progress is not None and len(self._said) < SAYS:
+            self._said.append(now)
+            self._opening.progress(
+                str(frame.get("step", "")), protocol.readable(str(frame["say"]).encode())
+            )
+
+    # -- the line -----------------------------------------------------------------------------------
+
+    async def _greet(self) -> Contact:
+        start = protocol.Start(secrets.token_hex(4), self._host.python, self._host.become)
+        contact: Contact | None = None
+
+        def lost(error: HostError) -> None:
+            if self._contact is contact:
+                self._lost(error)
+
+        contact = Contact(self._host.name, start, password_of_run(), self._on_frame, lost)
+        await contact.greet(self._connect)
+        self._sent = set()
+        contact.send(
+            {
+                "op": "greet",
+                "v": protocol.PROTOCOL,
+                "purpose": self._purpose.model_dump(),
+                "orphaned": self._opening.timers.orphaned,
+                "root": self._opening.root,
+            }
+        )
+        return contact
+
+    async def _keep_alive(self) -> None:
+        timers = self._opening.timers
+        while True:
+            await asyncio.sleep(timers.ping)
+            contact = self._contact
+            if contact is not None:
+                silent = time.monotonic() - contact.heard
+                if silent > timers.silence:
+                    self._lost(_unreachable(self._host.name, f"nothing was heard for {silent:.0f} s"))
+                else:
+                    contact.send({"op": "ping", "t": time.monotonic()})
+
+    def _lost(self, error: HostError) -> None:
+        if self._dead is not None or self._contact is None:
+            return
+        old, self._contact = self._contact, None
+        self._go(self._come_back(old, error))
+
+    async def _come_back(self, old: Contact, error: HostError) -> None:
+        """Try to reach the host again, and ask again what was not answered."""
+        with contextlib.suppress(Exception):
+            await old.close()
+        timers = self._opening.timers
+        until = time.monotonic() + timers.reconnect_within
+        for pause in _pauses():
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                async with _limit(min(left, self._opening.connect_timeout), self._host.name):
+                    contact = await self._greet()
+            except HostError as again:
+                if again.failure.kind != "unreachable":
+                    error = again
+                    break
+                await asyncio.sleep(min(pause, max(until - time.monotonic(), 0)))
+                continue
+            self._contact = contact
+            for _, pending in sorted(self._pending.items()):
+                pending.items.clear()
+                self._post(pending)
+            return
+        self._die(error)
+
+    def _die(self, error: HostError) -> None:
+        self._dead = error
+        for pending in self._pending.values():
+            if not pending.future.done():
+                pending.future.set_exception(error)
+
+    def _go(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _identity(read: Read) -> str:
+    return read.model_dump_json()
+
+
+def _pauses() -> Iterable[float]:
+    """How long to wait between attempts: growing, and never the same for two sessions."""
+    for attempt in itertools.count():
+        yield min(0.2 * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
+
+
+@contextlib.asynccontextmanager
+async def _limit(seconds: float | None, host: str, what: str = "no answer") -> Any:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        kind = "unreachable" if what == "no answer" else "timed_out"
+        raise host_error(kind, f"{host}: {what} within {seconds:.0f} s") from None
+
+
+def _unreachable(host: str, why: str) -> HostError:
+    return HostError(Failure(kind="unreachable", message=f"{host}: {why}"))
+
+
+def _as_info(reply: Json) -> HostInfo:
+    try:
+        return HostInfo.model_validate(reply)
+    except ValidationError as error:
+        raise _garbled(error) from None
+
+
+def _as_completed(reply: Json) -> Completed:
+    try:
+        return Completed.model_validate(reply)
+    except ValidationError as error:
+        raise _garbled(error) from None
+
+
+def _as_error(host: str, error: Json) -> HostError:
+    said = error if isinstance(error, dict) else {}
+    return host_error(
+        str(said.get("kind")), f"{host}: {said.get('message', 'it failed')}", str(said.get("hint", ""))
+    )
+
+
+def _garbled(error: ValidationError) -> HostError:
+    first = error.errors()[0]
+    message = f"the host answered with what is no answer: {first['loc']}: {first['msg']}"
+    return HostError(Failure(kind="bug", message=message))

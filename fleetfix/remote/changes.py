@@ -1,0 +1,295 @@
+"""Everything that a session writes: lease and claim, changes at most once, undo, the end of a run.
+
+Each operation takes the runner and the frame. What happens on the host is recorded before it begins,
+and recorded again by the child that did it, so that neither a killed runner nor a lost controller
+leaves it unknown.
+"""
+
+import hashlib
+import json
+import os
+import time
+
+from fleetfix.remote import calls
+from fleetfix.remote.api import Refusal, write_durably
+from fleetfix.remote.loop import GRACE, SOON
+from fleetfix.remote.records import (
+    Records,
+    checked_name,
+    file_of,
+    fresh_lock,
+    holder,
+    is_ok,
+    shortened,
+    sign_lock,
+)
+
+PATIENCE = 60.0  # seconds that a change of a lost session may take past its own deadlines
+KEPT = ("key", "summary", "before", "after", "risk", "do", "undo", "commit")
+
+
+# -- the right to write -----------------------------------------------------------------------------
+
+
+def acquire(runner, frame):
+    """Take lease and claim, and say anew what this host is."""
+    _wet(runner)
+    _enabled(runner)
+    _own(runner)
+    return runner.info()
+
+
+def _wet(runner):
+    if runner.dry:
+        raise Refusal("blocked", "this session is a dry run: the host changes nothing")
+
+
+def _enabled(runner):
+    text = runner.places.disabled()
+    if text is not None:
+        hint = "remove %s on that host" % runner.places.switch
+        raise Refusal("disabled", "fleetfix is switched off on this host: %s" % text, hint)
+
+
+def _own(runner):
+    """Hold lease and claim, and be sure that no newer session does."""
+    if runner.lease.epoch is not None:
+        runner.lease.check()
+        return
+    runner.lease.refuse_others()
+    runner.claims.refuse_others(runner.run)
+    runner.home = runner.places.prepare(runner.run)
+    runner.records = Records(runner.home, runner.run)
+    runner.records.prepare()
+    runner.lease.take(runner.home)
+    runner.claims.take(runner.home, runner.purpose)
+
+
+# -- a change ---------------------------------------------------------------------------------------
+
+
+def change(runner, frame):
+    """Make a change, unless its id was used before: then say what became of it."""
+    _wet(runner)
+    id, wanted = frame["id"], frame["change"]
+    file_of(id, runner.run)
+    log = runner.records.log
+    log.refresh()
+    if id in log.entries:
+        return (yield from _again(runner, log.entries[id], digest_of(wanted)))
+    _enabled(runner)
+    _own(runner)
+    yield from _quiet(runner, None)
+    functions = _functions(runner, wanted["do"] + wanted["undo"])
+    log = runner.records.log
+    lock = fresh_lock(runner.records.lock(id, "do"))
+    try:
+        log.reserve()
+        kept = {name: wanted[name] for name in KEPT}
+        log.append(
+            "begun",
+            id=id,
+            step=frame["step"],
+            digest=digest_of(wanted),
+            epoch=runner.lease.epoch,
+            change=kept,
+        )
+        work = _doing(runner, id, frame["step"], wanted["do"], functions, "done", lock)
+        answer = yield runner.fork("change", frame["step"], work)
+        return _done(log, id, answer)
+    finally:
+        os.close(lock)
+
+
+def digest_of(wanted):
+    """The identity of what a change does, whatever its words."""
+    text = json.dumps([wanted[name] for name in ("key", "do", "undo", "commit")], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _functions(runner, todo):
+    """Every function of these calls, found before anything begins."""
+    return {call["function"]: runner.function(call["function"]) for call in todo}
+
+
+def _again(runner, entry, digest):
+    if entry.digest != digest:
+        raise Refusal("bug", "the id %s was used for another change: nothing was done" % entry.id)
+    yield from _settled(runner, entry)
+    return {"exit": None, "in_doubt": True} if entry.done is None else entry.done
+
+
+def _settled(runner, entry):
+    """Wait until a change of an earlier session has ended, or has had its time."""
+    until = time.monotonic() + PATIENCE + sum(call["timeout"] for call in entry.change["do"])
+    while runner.records.running(entry) is not None and time.monotonic() < until:
+        yield SOON
+        runner.records.log.refresh()
+    # It recorded before it let go of its lock.
+    runner.records.log.refresh()
+
+
+def _quiet(runner, but):
+    """Wait until nothing of an earlier session of this run is in flight."""
+    runner.records.log.refresh()
+    for entry in list(runner.records.log.entries.values()):
+        if entry.id != but:
+            yield from _settled(runner, entry)
+
+
+def _doing(runner, id, step, todo, functions, way, lock):
+    """The work of a change's child: each call in turn up to the first that fails, then the record."""
+    memory = runner.records.memory(id)
+
+    def work(tell):
+        sign_lock(lock)
+        answer = {"exit": 0, "value": None}
+        for call in todo:
+            tell({"call": call["function"], "timeout": call["timeout"]})
+            context = runner.context(step, call["timeout"], tell.say, memory, lock)
+            calls.keep_deadline_alone(call["timeout"])
+            answer = calls.perform(context, functions[call["function"]], call["function"], call["args"])
+            calls.keep_deadline_alone(None)
+            if not is_ok(answer):
+                break
+        answer = shortened(answer)
+        runner.records.log.append(_kind(way, answer), id=id, completed=answer)
+        tell({"done": answer})
+
+    return work
+
+
+def _kind(way, answer):
+    return "undo_failed" if way == "undone" and not is_ok(answer) else way
+
+
+def _done(log, id, answer):
+    """The answer of a change's child; what the child could not record is recorded here."""
+    log.refresh()
+    entry = log.entries[id]
+    if entry.done is not None:
+        return entry.done
+    if "died" in answer:
+        return {"exit": None, "in_doubt": True, "stderr": "the change %s\n" % answer["died"]}
+    log.append("done", id=id, completed=answer)
+    log.refresh()
+    return answer
+
+
+# -- undo -------------------------------------------------------------------------------------------
+
+
+def undo(runner, frame):
+    """Replay the undo of a change from the log, once; what still runs of the change ends first."""
+    _wet(runner)
+    id = frame["id"]
+    file_of(id, runner.run)
+    runner.records.log.refresh()
+    entry = runner.records.log.entries.get(id)
+    if entry is None:
+        raise Refusal("bug", "nothing is recorded on this host under %s" % id)
+    if entry.undone is None:
+        _own(runner)
+        entry = runner.records.entry(id)
+        yield from _settled(runner, entry)
+        yield from _end_running(runner, entry)
+        yield from _quiet(runner, id)
+    if entry.undone is not None:
+        return entry.undone
+    todo = entry.change["undo"]
+    functions = _functions(runner, todo)
+    lock = fresh_lock(runner.records.lock(id, "undo"))
+    try:
+        runner.records.log.reserve()
+        runner.records.log.append("undoing", id=id)
+        work = _doing(runner, id, entry.step, todo, functions, "undone", lock)
+        answer = yield runner.fork("change", entry.step, work)
+        return _undone(runner.records.log, id, answer)
+    finally:
+        os.close(lock)
+
+
+def _undone(log, id, answer):
+    if "died" in answer:
+        answer = calls.failed("command", "the undo %s" % answer["died"])
+    log.refresh()
+    if log.entries[id].undoing:
+        log.append(_kind("undone", answer), id=id, completed=answer)
+        log.refresh()
+    return answer
+
+
+def _end_running(runner, entry):
+    """End what still runs of a change of a lost session; answer with what cannot be ended."""
+    lock = runner.records.running(entry)
+    found = None if lock is None else holder(lock)
+    if found is None:
+        return []
+
+    def kill(tell):
+        tell({"done": {"value": calls.end_all_of(found[0], GRACE)}})
+
+    answer = yield runner.fork("kill", entry.step, kill)
+    return answer.get("value") or []
+
+
+def end_strays(runner):
+    """End the changes that a lost session of this run has left running; record them as cancelled."""
+    named = []
+    runner.records.log.refresh()
+    for entry in list(runner.records.log.entries.values()):
+        if runner.records.running(entry) is not None:
+            named += yield from _end_running(runner, entry)
+            runner.records.log.refresh()
+            ended = calls.failed("cancelled", "it was ended as asked")
+            if entry.done is None:
+                runner.records.log.append("done", id=entry.id, completed=ended)
+            elif entry.undoing:
+                runner.records.log.append("undo_failed", id=entry.id, completed=ended)
+    return named
+
+
+# -- notes, and the end -------------------------------------------------------------------------------
+
+
+def note(runner, frame):
+    """Keep a value beside this run's records."""
+    _wet(runner)
+    checked_name(frame["name"], "note")
+    _own(runner)
+    write_durably(runner.records.note(frame["name"]), json.dumps(frame["value"]).encode())
+
+
+def end(runner, frame):
+    """Commit where asked, record how the run ended here, and let go of the lease and of the claim."""
+    _wet(runner)
+    if not os.path.isdir(runner.records.folder):
+        return  # this run has written nothing here
+    _own(runner)
+    yield from _quiet(runner, None)
+    log = runner.records.log
+    for entry in list(log.entries.values()):
+        if frame["commit"] and not entry.committed and runner.records.state(entry) == "done":
+            yield from _commit(runner, entry)
+    log.append("ended", outcome=frame["outcome"], commit=bool(frame["commit"]))
+    if not frame["keep_claim"]:
+        runner.claims.drop(runner.home, runner.run)
+    runner.lease.release()
+
+
+def _commit(runner, entry):
+    """Drop what only undo needed. What cannot be dropped is told, and fails nothing."""
+    todo = entry.change["commit"]
+    functions = _functions(runner, todo)
+    lock = fresh_lock(runner.records.lock(entry.id, "commit"))
+    try:
+        work = _doing(runner, entry.id, entry.step, todo, functions, "committed", lock)
+        answer = yield runner.fork("change", entry.step, work)
+    finally:
+        os.close(lock)
+    if not is_ok(answer):
+        text = "what the undo of %r needed was not all dropped: %s"
+        runner.tell({"say": text % (entry.change["summary"], json.dumps(answer)[:300]), "step": entry.step})
+
+
+WRITES = {"acquire": acquire, "change": change, "undo": undo, "note": note, "end": end}

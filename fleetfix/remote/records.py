@@ -1,0 +1,282 @@
+"""What this host remembers of one run: its log, the locks of what runs, and notes.
+
+`host.jsonl` is written by the runner and by the children it forks for changes, one JSON a line, each
+line appended by one write. A line that a crash has torn is passed over. The first record of a kind
+stands: what was recorded is never taken back.
+"""
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import re
+import time
+
+from fleetfix.remote.api import Refusal, alive, no_space, stat_of
+
+VERSION = 1
+RESERVED = 256 * 1024  # bytes kept free for the record of how a change ended
+LONGEST = 240 * 1024  # … and the longest such record
+NAME = re.compile(r"[A-Za-z0-9_@=:,+][A-Za-z0-9._@=:,+-]*\Z")
+KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+
+
+def checked_name(name, what):
+    """A run, step or note name that is safe as one part of a path."""
+    if not isinstance(name, str) or len(name) > 120 or not NAME.match(name):
+        raise Refusal("bug", "%s is not a %s name" % (json.dumps(name)[:80], what))
+    return name
+
+
+def file_of(id, run):
+    """The file name that stands for a change of this run."""
+    parts = id.split("/") if isinstance(id, str) else []
+    if len(parts) != 4 or parts[0] != run:
+        raise Refusal("bug", "%s is not the id of a change of run %s" % (json.dumps(id)[:120], run))
+    return "~".join(checked_name(part, "step") for part in parts[1:])
+
+
+class Records:
+    """The folder `runs/RUN` of one run."""
+
+    def __init__(self, home, run):
+        self.run = run
+        self.folder = os.path.join(home, "runs", run)
+        self.log = Log(os.path.join(self.folder, "host.jsonl"))
+
+    def prepare(self):
+        for name in ("", "locks", "notes"):
+            os.makedirs(os.path.join(self.folder, name), mode=0o700, exist_ok=True)
+
+    def memory(self, id):
+        return os.path.join(self.folder, "undo", file_of(id, self.run))
+
+    def lock(self, id, way):
+        return os.path.join(self.folder, "locks", "%s.%s" % (file_of(id, self.run), way))
+
+    def note(self, name):
+        return os.path.join(self.folder, "notes", checked_name(name, "note") + ".json")
+
+    @property
+    def alive(self):
+        """The file that every living session of this run, and each child of it, holds locked."""
+        return os.path.join(self.folder, "alive")
+
+    def running(self, entry):
+        """The lock file that shows this change, or its undo, to be running now; None where none does."""
+        if entry.done is None and held(self.lock(entry.id, "do")):
+            return self.lock(entry.id, "do")
+        if entry.undoing and held(self.lock(entry.id, "undo")):
+            return self.lock(entry.id, "undo")
+        return None
+
+    def state(self, entry):
+        """What became of a change, in the words of `fleetfix.session.PastState`."""
+        if self.running(entry) is not None:
+            return "begun"
+        if entry.undone is not None:
+            return "undone"
+        if entry.undoing or entry.undo_failed is not None:
+            return "undo_failed"
+        if entry.done is None:
+            return "in_doubt"
+        return "done" if is_ok(entry.done) else "failed"
+
+    def entry(self, id):
+        """A change by its id, read anew."""
+        self.log.refresh()
+        return self.log.entries[id]
+
+    def open_business(self):
+        """What this run has begun here and neither undone nor committed, in words."""
+        self.log.refresh()
+        return [
+            "%s: %s" % (self.state(entry), entry.change["summary"])
+            for entry in self.log.entries.values()
+            if entry.undone is None and not entry.committed
+        ]
+
+
+def is_ok(completed):
+    """Whether an answer says that all went well."""
+    return "failure" not in completed and not completed.get("in_doubt") and completed.get("exit") == 0
+
+
+class Entry:
+    """One change, as the log tells it."""
+
+    def __init__(self, record):
+        self.id = record["id"]
+        self.step = record["step"]
+        self.at = record["t"]
+        self.digest = record["digest"]
+        self.change = record["change"]
+        self.done = None
+        self.undoing = False
+        self.undone = None
+        self.undo_failed = None
+        self.committed = False
+
+    def take(self, record):
+        kind = record["kind"]
+        if kind == "done" and self.done is None:
+            self.done = record["completed"]
+        elif kind == "undoing":
+            self.undoing = True
+        elif kind == "undone" and self.undone is None:
+            self.undone, self.undoing = record["completed"], False
+        elif kind == "undo_failed":
+            self.undo_failed, self.undoing = record["completed"], False
+        elif kind == "committed":
+            self.committed = True
+
+
+class Log:
+    """host.jsonl, read as far as it is written."""
+
+    def __init__(self, path):
+        self.path = path
+        self.entries = {}
+        self.ended = None
+        self._offset = 0
+
+    def refresh(self):
+        """Take in what was written since the last time, by whichever process."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        for line in data[:whole].splitlines():
+            self._take(line)
+
+    def modules(self):
+        """The host modules whose functions undo or commit a change."""
+        kept = [entry.change[way] for entry in self.entries.values() for way in ("undo", "commit")]
+        return sorted({call["function"].partition(".")[0] for calls in kept for call in calls})
+
+    def _take(self, line):
+        try:
+            record = json.loads(line)
+            kind = record["kind"]
+            if kind == "begun":
+                self.entries.setdefault(record["id"], Entry(record))
+            elif kind == "ended":
+                self.ended = record["outcome"]
+            elif "id" in record:
+                self.entries[record["id"]].take(record)
+        except (ValueError, KeyError, TypeError):
+            return  # torn by a crash, or of a newer version
+
+    def append(self, kind, **fields):
+        """Write one record, durably. Raises OSError."""
+        record = {"v": VERSION, "t": round(time.time(), 3), "kind": kind}
+        record.update(fields)
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            if os.write(fd, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def reserve(self):
+        """Keep room on the disk for the record to come. Raises OSError where there is none."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+            if fallocate is None or ctypes.sizeof(ctypes.c_long) < 8:
+                return
+            size = ctypes.c_longlong(os.fstat(fd).st_size)
+            if fallocate(fd, KEEP_SIZE, size, ctypes.c_longlong(RESERVED)) != 0:
+                error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), self.path)
+                if no_space(error):
+                    raise error
+        finally:
+            os.close(fd)
+
+
+def shortened(completed):
+    """The answer, made to fit the room that was reserved for its record."""
+    if len(json.dumps(completed)) <= LONGEST:
+        return completed
+    short = dict(completed, cut=True)
+    for stream in ("stdout", "stderr"):
+        text = short.get(stream) or ""
+        short[stream] = text[:2000] + "\n[... cut ...]\n" + text[-2000:] if len(text) > 4100 else text
+    if len(json.dumps(short)) > LONGEST:
+        short["value"] = None
+    return short
+
+
+# -- locks ------------------------------------------------------------------------------------------
+
+
+def fresh_lock(path):
+    """Make a lock that nobody else can hold: a new file, locked before it has its name."""
+    temporary = "%s.%d.tmp" % (path, os.getpid())
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.rename(temporary, path)
+    return fd
+
+
+def sign_lock(fd):
+    """Write into a lock which process it stands for."""
+    pid = os.getpid()
+    os.pwrite(fd, b"%d %d\n" % (pid, stat_of(pid)[2]), 0)
+
+
+def holder(path):
+    """(pid, start) of the living process that a lock stands for, or None."""
+    try:
+        with open(path, "rb") as file:
+            pid, start = (int(word) for word in file.read(64).split())
+    except (OSError, ValueError):
+        return None
+    return (pid, start) if alive(pid, start) else None
+
+
+def held(path):
+    """Whether any process holds this lock."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def hold_shared(path):
+    """Hold a lock together with others, until the descriptor and its copies are closed."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def held_by_anyone(path):
+    """Whether anyone holds a shared lock."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,299 @@
+"""The runner: executes what one controller asks, for the time of one session, and keeps its promises.
+
+Reads run side by side; what writes runs one after another; each in a child of its own. When the
+controller is lost, reads end, the change in flight is finished and recorded, and the runner exits.
+"""
+
+import base64
+import collections
+import hashlib
+import importlib
+import json
+import os
+import platform
+import select
+import sys
+import time
+import zlib
+
+from fleetfix.remote import calls, changes
+from fleetfix.remote.api import PATH, Context, Refusal, no_space, user_environment, user_name
+from fleetfix.remote.channel import Channel, Lost
+from fleetfix.remote.lease import Claims, Lease, Places, boot_id, machine_id
+from fleetfix.remote.loop import SOON, Loop
+from fleetfix.remote.records import Records, checked_name
+
+FULL = 4 * 1024 * 1024  # bytes waiting to be sent at which no further read is begun
+AT_ONCE = 8  # reads that run side by side
+RENEW = 30.0  # seconds between renewals of the lease
+
+
+class Runner(Loop):
+    """One session on this host."""
+
+    def __init__(self, hello, channel):
+        super().__init__(channel, float(hello["orphaned"]))
+        said = hello["purpose"]
+        names = ("run", "playbook", "operator", "controller", "reason")
+        self.purpose = {name: str(said.get(name, "")) for name in names}
+        self.run = checked_name(self.purpose["run"], "run")
+        self.dry = bool(said["dry"])
+        self.places = Places(str(hello["root"]))
+        self.home = self.places.expected(self.run)
+        self.records = Records(self.home, self.run)
+        self.lease = Lease(self.places, self.purpose)
+        self.claims = Claims(self.places)
+        self.renewed = time.monotonic()
+        self.reads = collections.deque()
+        self.writes = collections.deque()
+        self.writing = None
+        self.in_flight = False
+
+    def serve(self):
+        """Answer until the controller is gone and nothing is in flight."""
+        while not (self.lost and self.writing is None and not self.children):
+            self.turn()
+        self.lease.release()
+
+    # -- frames ---------------------------------------------------------------------------------
+
+    def handle(self, frame):
+        op, n = frame.get("op"), frame.get("n")
+        if op == "ping":
+            self.tell({"pong": frame.get("t")}, first=True)
+        elif op == "sources":
+            self._learn(frame["modules"])
+        elif op == "read":
+            for i, call in enumerate(frame["reads"]):
+                self.reads.append((n, i, frame["step"], call))
+            self._begin_reads()
+        elif op in changes.WRITES:
+            self.writes.append((n, self._answered(n, changes.WRITES[op], frame)))
+            self._next_write()
+        else:
+            self.resume(self._answered(n, AT_SIGHT.get(op, Runner.unknown), frame))
+
+    def _answered(self, n, operation, frame):
+        """Run an operation, and send its answer or its refusal as the reply to frame `n`."""
+        try:
+            value = operation(self, frame)
+            if hasattr(value, "send"):
+                value = yield from value
+            self.tell({"n": n, "reply": value})
+        except Refusal as no:
+            self.tell({"n": n, "error": calls.failure(no.kind, no.message, no.hint)})
+        except OSError as error:
+            kind = "no_space" if no_space(error) else "command"
+            self.tell({"n": n, "error": calls.failure(kind, "the records of fleetfix: %s" % error)})
+        except Exception as error:
+            place = calls.place_of(error)
+            text = "the runner broke: %s: %s (%s)" % (type(error).__name__, error, place)
+            self.tell({"n": n, "error": calls.failure("bug", text)})
+
+    def unknown(self, frame):
+        raise Refusal("bug", "the runner knows no %r" % (frame.get("op"),))
+
+    def _learn(self, modules):
+        """Take in sources of host modules, for the imports to come."""
+        for name, sent in modules.items():
+            source = zlib.decompress(base64.b64decode(sent["source"]))
+            if hashlib.sha256(source).hexdigest() == sent["digest"]:
+                sys.modules["fleetfix.remote"].sources[name] = source.decode()
+
+    # -- the loop's seams -----------------------------------------------------------------------
+
+    def on_time(self, now):
+        if now - self.renewed > RENEW:
+            self.renewed = now
+            self.lease.renew()
+        self._begin_reads()
+
+    def ended(self, operation):
+        if operation is self.writing:
+            self.writing = None
+            self._next_write()
+
+    def waits(self, operation, child):
+        if operation is self.writing:
+            self.in_flight = child is not None
+
+    def _next_write(self):
+        while self.writing is None and self.writes:
+            _, self.writing = self.writes.popleft()
+            self.resume(self.writing)
+
+    def lose(self):
+        """End reads, drop what has not begun, and leave the change in flight to finish."""
+        super().lose()
+        self.reads.clear()
+        self.writes.clear()
+        for child in list(self.children):
+            if child.kind == "read" and child.ending is None:
+                self.end(child, "cancelled")
+        if self.writing is not None and not self.in_flight:
+            self.sleeping = [item for item in self.sleeping if item[1] is not self.writing]
+            self.writing.close()
+            self.writing = None
+
+    # -- reads ----------------------------------------------------------------------------------
+
+    def _begin_reads(self):
+        while self.reads and self._reading() < AT_ONCE and self.channel.waiting < FULL:
+            self.resume(self._one_read(*self.reads.popleft()))
+
+    def _reading(self):
+        return sum(1 for child in self.children if child.kind == "read" and not child.finished)
+
+    def _one_read(self, n, i, step, call):
+        name = call["function"]
+        try:
+            function = self.function(name)
+            if function.effect != "read":
+                raise Refusal("blocked", "%s is not marked as one that only reads" % name)
+            answer = yield self.fork("read", step, self._reading_child(step, call, function))
+            if "died" in answer:
+                answer = calls.failed("command", "%s %s" % (name, answer["died"]))
+        except Refusal as no:
+            answer = calls.failed(no.kind, no.message, no.hint)
+        self.tell({"n": n, "i": i, "reply": answer})
+
+    def _reading_child(self, step, call, function):
+        def work(tell):
+            tell({"call": call["function"], "timeout": call["timeout"]})
+            context = self.context(step, call["timeout"], tell.say)
+            answer = calls.perform(context, function, call["function"], call["args"])
+            calls.end_own_children()
+            tell({"done": answer})
+
+        return work
+
+    def context(self, step, timeout, say, memory=None, lock=None):
+        """What a function may know and use."""
+        return Context(
+            self.run,
+            step,
+            self.home,
+            state=None if self.dry else self.records.folder,
+            memory=memory,
+            dry=self.dry,
+            deadline=time.monotonic() + timeout,
+            say=say,
+            lock=lock,
+        )
+
+    def function(self, name):
+        """Find a function of a host module by its call name."""
+        module, _, function = name.partition(".")
+        try:
+            found = getattr(importlib.import_module("fleetfix.remote." + module), function, None)
+        except Exception as error:
+            text = "%s cannot be loaded: %s: %s" % (module, type(error).__name__, error)
+            raise Refusal("bug", text) from error
+        if getattr(found, "effect", None) not in ("read", "write"):
+            raise Refusal("bug", "no host module has a function %s" % name)
+        return found
+
+    # -- answered at sight ----------------------------------------------------------------------
+
+    def info(self, frame=None):
+        """What this host is, and what fleetfix has here."""
+        uid = os.geteuid()
+        lease = self.lease.current()
+        names = ("run", "operator", "controller", "reason", "since", "expires", "epoch", "boot_id")
+        return {
+            "python": platform.python_version(),
+            "uid": uid,
+            "user": user_name(uid),
+            "hostname": os.uname().nodename,
+            "boot_id": boot_id(),
+            "machine_id": machine_id(),
+            "now": time.time(),
+            "home": self.home,
+            "durable": self.places.durable(self.home),
+            "disabled": self.places.disabled(),
+            "claims": self.claims.open(),
+            "lease": lease and {name: lease[name] for name in names},
+        }
+
+    def past(self, frame):
+        """Send each change of this run; answer with their number."""
+        log = self.records.log
+        log.refresh()
+        for entry in log.entries.values():
+            item = {"id": entry.id, "step": entry.step, "at": entry.at, "state": self.records.state(entry)}
+            item.update(summary=entry.change["summary"], risk=entry.change["risk"], completed=entry.done)
+            self.tell({"n": frame["n"], "item": item})
+        return len(log.entries)
+
+    def modules(self, frame):
+        """The host modules that undo and commit of this run's changes call."""
+        self.records.log.refresh()
+        return self.records.log.modules()
+
+    def recall(self, frame):
+        try:
+            with open(self.records.note(frame["name"]), "rb") as file:
+                return json.loads(file.read())
+        except FileNotFoundError:
+            return None
+
+    def cancel(self, frame):
+        """End every running call, also of a lost session of this run; answer with what cannot be ended."""
+        self._drop_waiting()
+        running = [child for child in self.children if child.kind != "kill" and not child.finished]
+        killers = [self.end(child, "cancelled") for child in running if child.ending is None]
+        named = []
+        for killer in killers:
+            named += (yield killer).get("value") or []
+        while any(not child.finished for child in running):
+            yield SOON
+        return named + (yield from changes.end_strays(self))
+
+    def _drop_waiting(self):
+        """Answer what has not begun as cancelled."""
+        while self.reads:
+            n, i, _, _ = self.reads.popleft()
+            self.tell({"n": n, "i": i, "reply": calls.failed("cancelled", "it was not begun")})
+        while self.writes:
+            n, operation = self.writes.popleft()
+            operation.close()
+            self.tell({"n": n, "error": calls.failure("cancelled", "it was not begun")})
+
+
+AT_SIGHT = {
+    "hello": Runner.info,
+    "past": Runner.past,
+    "modules": Runner.modules,
+    "recall": Runner.recall,
+    "cancel": Runner.cancel,
+}
+
+
+def main():
+    """Wait for the greeting, then serve."""
+    channel = Channel()
+    try:
+        frames = _first(channel)
+    except Lost:
+        return
+    os.chdir("/")
+    os.umask(0o022)
+    os.environ.clear()
+    os.environ.update({"PATH": PATH, "LC_ALL": "C"})
+    os.environ.update(user_environment(os.geteuid()))
+    runner = Runner(frames[0], channel)
+    for frame in frames[1:]:
+        runner.handle(frame)
+    runner.serve()
+
+
+def _first(channel):
+    poll = select.poll()
+    poll.register(channel.source, select.POLLIN)
+    frames = []
+    until = time.monotonic() + 60.0
+    while not frames:
+        if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+            raise Lost("no greeting")
+        frames = channel.receive()
+    return frames
