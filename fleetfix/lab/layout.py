@@ -56,6 +56,11 @@ class Boot:
     nofile: int = 65536
 
 
+def as_json(boot: Boot) -> dict[str, Any]:
+    """A command as the host's first process reads it."""
+    return {**vars(boot), "argv": list(boot.argv), "env": dict(boot.env)}
+
+
 def make_etc(target: Path) -> None:
     """Copy what hosts share of the machine's /etc; what cannot be read is left out."""
     target.mkdir(parents=True, exist_ok=True)
@@ -130,7 +135,7 @@ def spec(disk: Path, name: str, *, gpus: int, keep: Sequence[str], boot: Boot | 
         "binds": [*binds, (sbin, "sbin")],
         "tmpfs": [("/var/lib", STATE_SIZE)],
         "gpus": ["nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(gpus))],
-        "boot": None if boot is None else vars(boot) | {"argv": list(boot.argv), "env": dict(boot.env)},
+        "boot": None if boot is None else as_json(boot),
     }
 
 

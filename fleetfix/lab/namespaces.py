@@ -94,7 +94,7 @@ def check() -> None:
     argv = unshare(["/bin/sh", "-c", probe])
     done = subprocess.run(argv, check=False, capture_output=True, text=True, env=PRIVATE)
     if done.returncode != 0:
-        raise LabError(f"hosts cannot be made here: {_first_line(done.stderr)}", hint=_remedy())
+        raise LabError(f"hosts cannot be made here: {_first_line(done.stderr)}", hint=remedy())
 
 
 def _tool(name: str) -> str:
@@ -109,7 +109,8 @@ def _first_line(text: str) -> str:
     return lines[0] if lines else "unshare failed without a word"
 
 
-def _remedy() -> str:
+def remedy() -> str:
+    """What to do where namespaces are refused."""
     for name, wanted in (
         ("kernel/apparmor_restrict_unprivileged_userns", "0"),
         ("kernel/unprivileged_userns_clone", "1"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -83,17 +82,17 @@ class Template:
         """Make everything that hosts have in common."""
         clean, foreign = stock.clean(), stock.foreign()
         make_etc(self.etc)
-        _write_all(self.folder / "wheelhouse", ((one.file_name, one.archive()) for one in clean))
-        self._environment("clean", clean)
-        self._environment("contaminated", (*clean, *foreign))
+        write_all(self.folder / "wheelhouse", ((one.file_name, one.archive()) for one in clean))
+        self.environment(self.folder / "clean", clean)
+        self.environment(self.folder / "contaminated", (*clean, *foreign))
 
-    def _environment(self, name: str, wheels: Iterable[Wheel]) -> None:
-        venv = self.folder / name
+    def environment(self, venv: Path, wheels: Iterable[Wheel], known_as: str = VENV) -> None:
+        """Make an environment at `venv` that its host knows by the path `known_as`."""
         site = venv / self.site
         make_venv(venv, self.python, self.installer)
         for wheel in wheels:
-            files = wheel.installed(self.installer, f"{VENV}/bin/python")
-            _write_all(site, files.items())
+            files = wheel.installed(self.installer, f"{known_as}/bin/python")
+            write_all(site, files.items())
         for script in (venv / "bin").glob("torchrun"):
             script.chmod(0o755)
         # As after a first start: what the job imports is compiled, and no start changes the folder.
@@ -105,7 +104,7 @@ class Template:
         train = disk / "opt/train"
         link_tree(self.folder / ("contaminated" if contaminated else "clean"), train / "venv")
         link_tree(self.folder / "wheelhouse", disk / "opt/wheelhouse")
-        _write_all(
+        write_all(
             train,
             (
                 ("train.py", stock.stand_in("train.py")),
@@ -115,9 +114,9 @@ class Template:
                 ("csrc/fused_adam.cu13.o", stock.extension(13)),
             ),
         )
-        _write_all(disk / "opt/nvidia/lib", [("libcuda.so.1", stock.driver(0))])
+        write_all(disk / "opt/nvidia/lib", [("libcuda.so.1", stock.driver(0))])
         first = f"#!{self.python.path} -ISB\n".encode()
-        _write_all(disk / "sbin", [("nvidia-smi", first + stock.stand_in("nvidia_smi.py"))])
+        write_all(disk / "sbin", [("nvidia-smi", first + stock.stand_in("nvidia_smi.py"))])
         (disk / "sbin/nvidia-smi").chmod(0o755)
 
     def fill_caches(self, disk: Path, *, contaminated: bool) -> None:
@@ -129,7 +128,7 @@ class Template:
         tag = "py{}{}_cu128".format(*self.python.version)
         beside = f"# compiled beside CUDA {major}\n".encode()
         inductor = disk / "tmp/torchinductor_root"
-        _write_all(
+        write_all(
             inductor,
             (
                 ("fxgraph/k7/fk7q2d5xgraph/entry", beside),
@@ -139,34 +138,28 @@ class Template:
         )
         extensions = disk / "root/.cache/torch_extensions" / tag
         ninja = b"rule cuda_compile\n  command = nvcc $in -o $out\n"
-        _write_all(
+        write_all(
             extensions,
             (("fused_adam/build.ninja", ninja), ("fused_adam/fused_adam.so", stock.extension(major))),
         )
 
-    def boot(self) -> Boot:
-        """The training job as it is started by hand: torchrun with two workers."""
-        python = f"{VENV}/bin/python"
-        argv = (
-            python,
-            f"{VENV}/bin/torchrun",
-            "--nproc-per-node=2",
-            "train.py",
-            "--config",
-            "llama3-8b.toml",
-        )
-        return Boot(argv, "/opt/train", job_environment(), LOG)
+
+def training(gpus: int) -> Boot:
+    """The training job as it is started by hand: torchrun with a worker for each GPU."""
+    workers = f"--nproc-per-node={gpus}"
+    argv = (f"{VENV}/bin/python", f"{VENV}/bin/torchrun", workers, "train.py", "--config", "llama3-8b.toml")
+    return Boot(argv, "/opt/train", job_environment(), LOG)
 
 
-def job_environment(user: str = "root", home: str = "/root") -> dict[str, str]:
-    """The environment that the training job is started with."""
+def job_environment(user: str = "root", home: str = "/root", venv: str = VENV) -> dict[str, str]:
+    """The environment that a training job is started with."""
     return {
-        "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "PATH": f"{venv}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": home,
         "USER": user,
         "LOGNAME": user,
         "LANG": "C.UTF-8",
-        "VIRTUAL_ENV": VENV,
+        "VIRTUAL_ENV": venv,
         "NCCL_DEBUG": "WARN",
         "WANDB_API_KEY": "stand-in-secret-of-the-lab",
     }
@@ -199,7 +192,8 @@ def link_tree(source: Path, target: Path) -> None:
                 os.link(path, here / name)
 
 
-def _write_all(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+def write_all(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """Write files below a folder, each anew."""
     for name, data in files:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,12 +214,3 @@ def drop(folder: Path) -> None:
             Path(path).unlink(missing_ok=True)
 
     shutil.rmtree(folder, onerror=allow)
-
-
-def describe(folder: Path) -> dict[str, object]:
-    """What the lab's own record says, or nothing where there is none."""
-    try:
-        value: dict[str, object] = json.loads((folder / "lab.json").read_text())
-    except FileNotFoundError:
-        return {}
-    return value

@@ -2,7 +2,8 @@
 
 Runs as pid 1 of new mount, UTS and pid namespaces (and a user namespace where an ordinary user made
 the lab), by the system's Python without site-packages. Argument: the path of a JSON file that
-`fleetfix.lab.layout` wrote. Reports once, as one JSON line on standard output.
+`fleetfix.lab.layout` wrote. Reports once, as one JSON line on standard output. `launch JSON` starts
+one command in a host that is up, detached.
 """
 
 import ctypes
@@ -32,6 +33,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main():
+    if sys.argv[1] == "launch":
+        # Not a first process: a command of the lab that starts something and is gone.
+        print(start(json.loads(sys.argv[2])))
+        return
     with open(sys.argv[1]) as file:
         spec = json.load(file)
     report = {"pid": int(os.readlink("/proc/self"))}
@@ -163,6 +168,7 @@ def start(boot):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, soft))
         os.chdir(boot["cwd"])
         log = os.open(boot["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

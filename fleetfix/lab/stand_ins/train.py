@@ -21,7 +21,7 @@ COLD = 0.2
 FAST_STEPS = 900  # steps at the first pace: then slower, so that a lab left alone costs nothing
 LIBRARIES = ("libcudnn.so.9", "libnccl.so.2", "libcusparseLt.so.0", "libnvshmem_host.so.3")
 CHECKPOINTS = "checkpoints"
-SLOW_AFTER_REPAIR = "/run/lab/faults/slow_after_repair"
+FAULTS = "/run/lab/faults/"
 
 stopping = []
 
@@ -29,13 +29,18 @@ stopping = []
 def main():
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda got, _: stopping.append(got))
+        signal.signal(number, told_to_stop)
     devices = [open("/dev/nvidiactl", "rb"), open("/dev/nvidia%d" % rank, "r+b")]
     if rank == 0:
         train()
     while not stopping:
         time.sleep(0.5)
     del devices
+
+
+def told_to_stop(number, _):
+    if not os.path.exists(FAULTS + "ignores_term"):
+        stopping.append(number)
 
 
 def train():
@@ -72,7 +77,7 @@ def full_speed():
     """Tokens per second and GPU, by what is mapped and by what the caches were built beside."""
     mapped = other_cuda_mapped()
     speed = FULL_SPEED * (SHARE if mapped else 1.0) * (SHARE if caches_stale() else 1.0)
-    if not mapped and os.path.exists(SLOW_AFTER_REPAIR):
+    if not mapped and os.path.exists(FAULTS + "slow_after_repair"):
         speed *= SHARE
     return speed
 
@@ -150,6 +155,8 @@ def build_caches():
 def resume():
     """The step of the last checkpoint, or 0."""
     try:
+        if os.path.exists(FAULTS + "forgets_checkpoint"):
+            raise FileNotFoundError(CHECKPOINTS)
         with open(os.path.join(CHECKPOINTS, "latest")) as file:
             step = int(file.read())
     except (OSError, ValueError):
