@@ -30,6 +30,8 @@ class SpeedFacts(Value):
     """Since the job's start."""
     format: str | None = None
     """The format that the log is in; None where no known one matches."""
+    scope: Scope = "global"
+    """What that format's rate counts."""
     points: tuple[Point, ...] = ()
     whole: bool = True
     """Whether the points begin with the job's start."""
@@ -124,19 +126,22 @@ class Throughput(Check[SpeedFacts]):
     def _formats(self) -> tuple[LogFormat, ...]:
         if self.pattern is not None:
             return (LogFormat(name="pattern", rate=self.pattern, step=None, scope=self.scope or "global"),)
-        rows = log_formats.FORMATS if self.format == "auto" else (log_formats.BY_NAME[self.format],)
-        return tuple(row for row in rows if self.scope in (None, row.scope)) or rows
+        return log_formats.FORMATS if self.format == "auto" else (log_formats.BY_NAME[self.format],)
 
     def _facts(self, value: Mapping[str, Any]) -> SpeedFacts:
         job = value["job"] or {}
         known = {"job": job.get("key"), "seconds": job.get("seconds")}
         if value.get("none"):
             return SpeedFacts(**known, nothing=value["none"])
-        read = {row.name: throughput.points_of(value["points"][row.name]) for row in self._formats()}
-        best = max(read, key=lambda name: len(read[name]))
-        if not read[best]:
+        rows = self._formats()
+        read = {row.name: throughput.points_of(value["points"][row.name]) for row in rows}
+        best = max(
+            rows, key=lambda row: (bool(read[row.name]) and row.scope == self.scope, len(read[row.name]))
+        )
+        if not read[best.name]:
             return SpeedFacts(**known)
-        return SpeedFacts(**known, format=best, points=read[best], whole=value["whole"][best])
+        found = {"format": best.name, "scope": best.scope, "whole": value["whole"][best.name]}
+        return SpeedFacts(**known, **found, points=read[best.name])
 
     def judge(self, facts: SpeedFacts) -> Verdict:
         if facts.job is None:
@@ -145,24 +150,20 @@ class Throughput(Check[SpeedFacts]):
             return self._nothing(facts.nothing, final=True)
         if facts.format is None:
             return self._nothing("its log says no rate of tokens that a known format finds", final=False)
-        scope = self._scope(facts.format)
-        if self.scope is not None and self.scope != scope:
-            said = f"its log says {throughput.unit(scope)}, and {throughput.unit(self.scope)} is wanted"
-            return self._nothing(said, final=True)
+        if self.scope is not None and self.scope != facts.scope:
+            wanted, said = throughput.unit(self.scope), throughput.unit(facts.scope)
+            return self._nothing(f"its log says {said}, and {wanted} is wanted", final=True)
         steady = throughput.after_warm_up(facts.points, self.warm_up, from_start=facts.whole)
         rate = throughput.steady_rate(steady)
         enough = FEWEST_TO_RECORD if self.record_only else self.min_steps
         if rate is None or rate.points < enough:
             return self._too_few(facts, rate, enough)
         measured = Measurement(
-            job=facts.job, rate=rate.rate, scope=scope, noise=rate.noise, steps=rate.points
+            job=facts.job, rate=rate.rate, scope=facts.scope, noise=rate.noise, steps=rate.points
         )
         if self.record_only:
-            return Verdict(result="pass", reason=_said(rate, scope), final=True, measured=measured)
+            return Verdict(result="pass", reason=_said(rate, facts.scope), final=True, measured=measured)
         return self._compared(facts, rate, measured)
-
-    def _scope(self, name: str) -> Scope:
-        return next(row.scope for row in self._formats() if row.name == name)
 
     def _nothing(self, reason: str, *, final: bool) -> Verdict:
         if self.record_only:

@@ -35,14 +35,16 @@ def _json_number(*keys: str) -> str:
     return rf"^\s*\{{.*\"(?:{names})\"\s*:\s*\"?(?P<rate>{NUMBER})"
 
 
-_JSON_STEP = r"\"(?:step|global_step|current_steps|iteration|iter)\"\s*:\s*\"?(?P<step>[0-9][0-9_,]*)"
+_JSON_STEP = (
+    r"\"(?:step|global_step|current_steps|iteration|iter)\"\s*:\s*\"?(?P<step>[0-9]+(?:[,_][0-9]{3})*)"
+)
 
 FORMATS: tuple[LogFormat, ...] = (
     LogFormat(
         # `step:  4  loss:  7.62585 … memory: 66.91GiB(37.51%)  tps: 10,050  tflops: …  mfu: N/A`
         name="torchtitan",
         rate=rf"\btps:\s*(?P<rate>{NUMBER})(?:\s|$)",
-        step=r"\bstep:\s*(?P<step>[0-9][0-9,]*)",
+        step=r"\bstep:\s*(?P<step>[0-9]+(?:,[0-9]{3})*)",
         scope="per_gpu",
         note="tps is tokens per second of one device (metrics.py); each rank may print the step",
     ),

@@ -61,10 +61,11 @@ def _scan(path, offset, patterns, last):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return {"none": "the log %s cannot be read: %s" % (path, error.strerror)}
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        return {"none": "the log %s is not a regular file" % path}
     with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return {"none": "the log %s is not a regular file" % path}
         # A log that is shorter than where this start began was emptied or replaced meanwhile.
         offset = offset if offset <= status.st_size else 0
         start = max(offset, status.st_size - TAIL)
