@@ -279,7 +279,7 @@ class _Builder:
 
 def _yaml_problem(error: yaml.MarkedYAMLError, line: list[str]) -> str:
     problem = error.problem or "not YAML"
-    if "cannot start any token" in problem and line and "\t" in line[0]:
+    if "tab character" in problem or ("cannot start any token" in problem and line and "\t" in line[0]):
         return "a tab where YAML wants spaces"
     context = f" {error.context}" if error.context else ""
     return f"{problem}{context}".replace("\n", " ")
