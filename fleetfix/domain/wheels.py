@@ -26,8 +26,8 @@ if the operator lists it: a kernel package may be somebody's own build."""
 
 _UNSUFFIXED = """
 cublas cuda-runtime cuda-nvrtc cuda-cupti cuda-nvcc cuda-cccl cuda-crt cuda-culibos cuda-nvdisasm
-cuda-cuobjdump cuda-cuxxfilt cuda-opencl cuda-profiler-api cuda-sanitizer-api cuda-tileiras cudla cufft cufile
-curand cusolver cusparse npp nvfatbin nvjitlink nvjpeg nvml-dev nvptxcompiler nvtx nvvm
+cuda-cuobjdump cuda-cuxxfilt cuda-opencl cuda-profiler-api cuda-sanitizer-api cuda-tileiras cudla cufft
+cufile curand cusolver cusparse npp nvfatbin nvjitlink nvjpeg nvml-dev nvptxcompiler nvtx nvvm
 """
 UNSUFFIXED_13 = frozenset(f"nvidia-{name}" for name in _UNSUFFIXED.split())
 """Since CUDA 13 these wheels have no suffix; their versions are not CUDA's (nvidia-cufft 12.0.0.61 is

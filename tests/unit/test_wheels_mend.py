@@ -1,0 +1,442 @@
+"""Environments made by real pip and real uv, contaminated, mended byte by byte, and taken back."""
+
+import os
+import shutil
+import signal
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fleetfix.actions.cuda_wheels import CudaWheels
+from fleetfix.actions.wheel_parts import WheelParts
+from fleetfix.remote import dists, environments, jobs, parts, sources, tree, wheels
+from fleetfix.remote.api import Refusal
+from tests.wheelhouse import CLEAN, OTHER, PURGE, UV, Host, Venv, house, nccl, snapshot, wheel
+
+pytestmark = pytest.mark.skipif(not os.path.exists(UV), reason="uv is not installed")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return house(tmp_path_factory.mktemp("house"))
+
+
+@pytest.fixture
+def caches(monkeypatch, tmp_path):
+    """No job runs; the caches are the test's own; no index is asked."""
+    cache = tmp_path / "cache"
+    environ = {"UV_CACHE_DIR": str(cache / "uv"), "PIP_CACHE_DIR": str(cache / "pip")}
+    monkeypatch.setattr(jobs, "job_environ", lambda ctx, step: (os.geteuid(), environ))
+    monkeypatch.setattr(environments, "_in_use", lambda ctx: [])
+    monkeypatch.setattr(sources.Sources, "index_has", lambda self, dist: False)
+    return cache
+
+
+@pytest.fixture
+def host(tmp_path):
+    return Host(tmp_path / "state")
+
+
+def made(tool, tmp_path, caches, files, order=(CLEAN, OTHER)):
+    venv = Venv(tmp_path / "venv", tool, caches)
+    for names in order:
+        venv.install(*(files[name] for name in names))
+    return venv
+
+
+def actions(venv, files, purge=("sglang-kernel",)):
+    house_at = str(files["torch"].parent)
+    return (
+        WheelParts(venv=str(venv.path), cuda="12", purge=purge, wheelhouse=house_at),
+        CudaWheels(venv=str(venv.path), cuda="12", purge=purge),
+    )
+
+
+def mend(host, venv, files, **more):
+    stage, cure = actions(venv, files, **more)
+    host.apply(stage)
+    return host.apply(cure)
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+@pytest.mark.parametrize("order", [(CLEAN, OTHER), (OTHER, CLEAN)], ids=["cu13-last", "cu12-last"])
+def test_contaminated_environment_is_mended_and_taken_back(tool, order, tmp_path, caches, files, host):
+    venv = made(tool, tmp_path, caches, files, order)
+    before = snapshot(venv.path, times=True)
+    plan = mend(host, venv, files)
+
+    assert venv.broken() == []
+    assert not set(OTHER) & set(venv.installed())
+    assert set(CLEAN) <= set(venv.installed())
+    assert b"2.27.5+cuda12" in (venv.site / "nvidia/nccl/lib/libnccl.so.2").read_bytes()
+    assert not (venv.site / "nvidia/cu13").exists()
+    assert not (venv.site / "sgl_kernel").exists()
+    assert not (venv.path / "bin/cublas-tool").exists()
+    assert subprocess.run([venv.python, "-I", "-B", "-c", "import torch"]).returncode == 0
+    assert host.plan(actions(venv, files)[0]).changes == ()
+    assert host.plan(actions(venv, files)[1]).changes == ()
+
+    host.undo(plan, "cuda_wheels")
+    assert snapshot(venv.path, times=True) == before
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+def test_survivors_of_a_cure_by_hand_are_repaired(tool, tmp_path, caches, files, host):
+    venv = made(tool, tmp_path, caches, files)
+    venv.uninstall(*OTHER)
+    assert len(venv.broken()) == 8
+    plan = mend(host, venv, files)
+    (change,) = plan.changes
+    assert change.summary == "repair 8 files of 2 packages"
+    assert set(change.parts) == {"repair:nvidia-nccl-cu12==2.27.5", "repair:nvidia-nvshmem-cu12==3.4.5"}
+    assert venv.broken() == []
+
+
+def test_plan_says_what_is_repaired_and_removed(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    stage, cure = actions(venv, files)
+    brought = host.apply(stage)
+    assert brought.changes[0].parts == (
+        "stage:nvidia-nccl-cu12==2.27.5",
+        "stage:nvidia-nvshmem-cu12==3.4.5",
+    )
+    (change,) = host.plan(cure).changes
+    assert change.key == f"wheels:{venv.path}"
+    assert change.summary == "repair 3 files of 2 packages, remove 4 packages"
+    assert {part for part in change.parts if part.startswith("remove")} == {
+        "remove:nvidia-nccl-cu13==2.28.9",
+        "remove:nvidia-nvshmem-cu13==3.4.5",
+        "remove:nvidia-cublas==13.1.0.3",
+        "remove:sglang-kernel==0.4.10",
+    }
+
+
+def test_clean_environment_is_left_alone(tmp_path, caches, files, host):
+    venv = Venv(tmp_path / "venv", "uv", caches)
+    venv.install(*(files[name] for name in CLEAN))
+    before = snapshot(venv.path, times=True)
+    for action in actions(venv, files):
+        plan = host.plan(action)
+        assert (plan.changes, plan.blocked) == ((), None)
+    assert snapshot(venv.path, times=True) == before
+
+
+def test_probing_changes_nothing(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    before = snapshot(tmp_path, times=True)
+    for action in actions(venv, files):
+        probe = action.probe()
+        reads = next(probe)
+        try:
+            while True:
+                replies = []
+                for read in reads:
+                    function = getattr(
+                        {"wheels": wheels, "parts": parts}[read.module], read.function.split(".")[1]
+                    )
+                    from fleetfix.commands import Completed
+
+                    replies.append(Completed(value=function(host.context(dry=True), **read.args)))
+                reads = probe.send(tuple(replies))
+        except StopIteration:
+            pass
+    assert snapshot(tmp_path, times=True) == before
+
+
+def test_without_a_source_nothing_is_planned(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    stage = WheelParts(venv=str(venv.path), cuda="12", purge=("sglang-kernel",))
+    plan = host.plan(stage)
+    assert plan.changes == ()
+    assert "no source for nvidia-nccl-cu12 2.27.5" in plan.blocked
+
+
+def test_cure_without_staged_parts_is_blocked(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    _, cure = actions(venv, files)
+    plan = host.plan(cure)
+    assert plan.changes == ()
+    assert "not on this host" in plan.blocked
+    stage = actions(venv, files)[0]
+    foreseen = cure.foresee(host.probe(cure), {"parts": host.plan(stage).changes})
+    assert foreseen.changes[0].parts
+
+
+def test_the_uv_cache_serves_and_a_spoiled_file_in_it_does_not(tmp_path, caches, files, host):
+    venv = made("uv", tmp_path, caches, files)
+    stage = WheelParts(venv=str(venv.path), cuda="12", purge=("sglang-kernel",))
+    assert [part.source for part in host.probe(stage).parts] == ["the uv cache"] * 2
+    spoiled = (
+        next(caches.glob("uv/archive-v0/*/nvidia_nccl_cu12*.dist-info")).parent
+        / "nvidia/nccl/lib/libnccl.so.2"
+    )
+    data = spoiled.read_bytes()
+    spoiled.write_bytes(bytes(len(data)))
+    with pytest.raises(Refusal, match=r"no source for nvidia-nccl-cu12 2\.27\.5"):
+        host.apply(stage)
+    stage = actions(venv, files)[0]
+    host.apply(stage)
+    host.apply(actions(venv, files)[1])
+    assert venv.broken() == []
+
+
+def test_the_uv_cache_stays_as_it_was(tmp_path, caches, files, host):
+    venv = made("uv", tmp_path, caches, files)
+    before = snapshot(caches)
+    plan = mend(host, venv, files)
+    host.undo(plan, "cuda_wheels")
+    assert snapshot(caches) == before
+
+
+def test_the_pip_cache_serves(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    body = caches / "pip/http-v2/a/b/c/d/e"
+    body.mkdir(parents=True)
+    for number, name in enumerate(("nvidia-nccl-cu12", "nvidia-nvshmem-cu12")):
+        shutil.copy(files[name], body / f"{number}.body")
+        (body / f"{number}").write_bytes(b"not a wheel")
+    stage = WheelParts(venv=str(venv.path), cuda="12", purge=("sglang-kernel",))
+    assert [part.source for part in host.probe(stage).parts] == ["the pip cache"] * 2
+    host.apply(stage)
+    host.apply(actions(venv, files)[1])
+    assert venv.broken() == []
+
+
+def test_another_build_of_the_same_version_is_no_source(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    other = tmp_path / "other"
+    other.mkdir()
+    wheel(other, "nvidia-nccl-cu12", "2.27.5", nccl(12, "rebuilt"))
+    plan = host.plan(
+        WheelParts(venv=str(venv.path), cuda="12", purge=("sglang-kernel",), wheelhouse=str(other))
+    )
+    assert "no source for nvidia-nccl-cu12" in plan.blocked
+
+
+def test_local_patch_survives_and_is_told(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    patched = venv.site / "torch/__init__.py"
+    text = patched.read_text() + "# patched here\n"
+    os.unlink(patched)
+    patched.write_text(text)
+    (venv.site / "plainlib/data.txt").write_text("mine\n")
+    plan = mend(host, venv, files)
+    assert patched.read_text() == text
+    assert (venv.site / "plainlib/data.txt").read_text() == "mine\n"
+    assert any("torch 2.9.1: 1 files locally modified" in note for note in plan.notes)
+
+
+def test_files_that_others_own_too_stay(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    mend(host, venv, files)
+    assert (venv.site / "nvidia/__init__.py").exists()
+    assert (venv.site / "nvidia/nvshmem/include/nvshmem.h").exists()
+
+
+def test_no_file_of_a_staying_package_is_ever_missing(tmp_path, caches, files, host, monkeypatch):
+    venv = made("pip", tmp_path, caches, files)
+    stage, cure = actions(venv, files)
+    host.apply(stage)
+    watched = [venv.site / path for name in CLEAN for path in zipped(files[name])]
+    seen = []
+    monkeypatch.setattr(tree, "watcher", lambda: seen.extend(path for path in watched if not path.exists()))
+    host.apply(cure)
+    assert seen == []
+
+
+def zipped(path):
+    with zipfile.ZipFile(path) as archive:
+        return [name for name in archive.namelist() if ".dist-info/" not in name]
+
+
+def test_byte_code_of_removed_modules_goes(tmp_path, caches, files, host):
+    venv = made("uv", tmp_path, caches, files)
+    subprocess.run([venv.python, "-I", "-c", "import sgl_kernel, nvidia.cu13.tool, plainlib"], check=True)
+    assert list(venv.site.glob("sgl_kernel/__pycache__/*.pyc"))
+    mend(host, venv, files)
+    assert not (venv.site / "sgl_kernel").exists()
+    assert list(venv.site.glob("plainlib/__pycache__/*.pyc"))
+
+
+def test_a_link_on_the_way_is_refused(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    stage, cure = actions(venv, files)
+    host.apply(stage)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(venv.site / "nvidia/nccl", elsewhere)
+    os.symlink(elsewhere, venv.site / "nvidia/nccl")
+    before = snapshot(elsewhere)
+    with pytest.raises(Refusal, match="not a folder of its own"):
+        host.apply(cure)
+    assert snapshot(elsewhere) == before
+
+
+def test_a_site_behind_lib64_is_the_same_site(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    if not (venv.path / "lib64").exists():
+        os.symlink("lib", venv.path / "lib64")
+    both = [str(venv.site), str(venv.site).replace("/lib/", "/lib64/")]
+    found = dists.Environment(str(venv.path), both)
+    assert len({dist.info for dist in found.dists}) == len(found.dists)
+    mend(host, venv, files)
+    assert venv.broken() == []
+
+
+def test_a_package_installed_again_since_the_plan_is_a_stale_plan(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    stage, cure = actions(venv, files)
+    host.apply(stage)
+    (change,) = host.plan(cure).changes
+    record = venv.site / "nvidia_cublas-13.1.0.3.dist-info/RECORD"
+    record.write_text(record.read_text() + "nvidia/cu13/more.txt,,\n")
+    with pytest.raises(Refusal, match="installed again") as refused:
+        host.call(change.do[0], "cuda_wheels")
+    assert refused.value.kind == "stale_plan"
+
+
+def test_commit_keeps_the_hold_until_its_time(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    before = snapshot(venv.path, times=True)
+    plan = mend(host, venv, files)
+    host.commit(plan, "cuda_wheels")
+    host.undo(plan, "cuda_wheels")
+    assert snapshot(venv.path, times=True) == before
+
+
+def test_settled_hold_is_gone_and_says_so(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    plan = mend(host, venv, files)
+    wheels.settle(host.context("cuda_wheels"), keep=0)
+    with pytest.raises(Refusal, match="committed"):
+        host.undo(plan, "cuda_wheels")
+
+
+def test_undo_of_nothing_does_nothing(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    before = snapshot(venv.path, times=True)
+    wheels.restore(host.context("cuda_wheels"))
+    parts.unstage(host.context("wheel_parts"))
+    assert snapshot(venv.path, times=True) == before
+
+
+def test_unstaging_leaves_no_part(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    stage, _ = actions(venv, files)
+    plan = host.apply(stage)
+    assert os.path.isdir(parts.folder(host.context()))
+    host.undo(plan, "wheel_parts")
+    assert not os.path.exists(parts.folder(host.context()))
+    assert host.plan(stage).changes
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard-links", "no-hard-links"])
+def test_undo_is_right_after_a_kill_at_any_point(links, tmp_path, caches, files, host, monkeypatch):
+    """`do` runs in a child that dies before its k-th change of the file system, for every k."""
+    venv = made("pip", tmp_path, caches, files)
+    shutil.rmtree(venv.site / "nvidia/nvshmem")  # some are missing, some are overwritten
+    venv.install(files["nvidia-nvshmem-cu13"])
+    subprocess.run([venv.python, "-I", "-c", "import sgl_kernel"], check=True)
+    stage, cure = actions(venv, files)
+    host.apply(stage)
+    if not links:
+        monkeypatch.setattr(tree.Tree, "link_to", _no_links)
+    plan = host.plan(cure)
+    before = snapshot(venv.path, times=True)
+    killed = 0
+    for stop in range(1, 400):
+        shutil.rmtree(os.path.join(host.home, "runs/r1/undo/cuda_wheels"), ignore_errors=True)
+        ended = _die_at(host, plan, stop)
+        killed += ended
+        host.undo(plan, "cuda_wheels")
+        assert snapshot(venv.path, times=True) == before, f"killed before change {stop}"
+        host.undo(plan, "cuda_wheels")
+        assert snapshot(venv.path, times=True) == before
+        if not ended:
+            break
+    assert killed > 30
+    assert not ended
+
+
+def _no_links(self, path, fd, name):
+    raise OSError(1, "no hard links here")
+
+
+def _die_at(host, plan, stop):
+    """Run `do` in a child that kills itself before change number `stop`; whether it came to that."""
+    pid = os.fork()
+    if pid == 0:
+        left = [stop]
+
+        def watcher():
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        tree.watcher = watcher
+        try:
+            host.call(plan.changes[0].do[0], "cuda_wheels")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert status in (0, signal.SIGKILL)
+    return status != 0
+
+
+def test_a_repair_cut_short_is_finished_by_the_same_call(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    before = snapshot(venv.path, times=True)
+    stage, cure = actions(venv, files)
+    host.apply(stage)
+    plan = host.plan(cure)
+    for stop in (20, 25, 30, 12):
+        _die_at(host, plan, stop)
+    host.call(plan.changes[0].do[0], "cuda_wheels")
+    assert venv.broken() == []
+    assert not set(OTHER) & set(venv.installed())
+    host.undo(plan, "cuda_wheels")
+    assert snapshot(venv.path, times=True) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act for another user")
+def test_everything_is_made_as_the_owner(tmp_path_factory, caches, files, monkeypatch):
+    import pwd
+
+    try:
+        owner = pwd.getpwnam("nobody").pw_uid
+    except KeyError:
+        pytest.skip("no user nobody here")
+    base = Path("/var/tmp") / f"fleetfix-test-{os.getpid()}"
+    base.mkdir(mode=0o755)
+    try:
+        venv = Venv(base / "venv", "pip", caches)
+        venv.install(*(files[name] for name in CLEAN))
+        venv.install(*(files[name] for name in OTHER))
+        subprocess.run(["chown", "-Rh", str(owner), str(venv.path)], check=True)
+        host = Host(base / "state")
+        os.makedirs(host.home, 0o700)
+        before = snapshot(venv.path, times=True)
+        plan = mend(host, venv, files)
+        assert venv.broken() == []
+        made_by = {os.lstat(path).st_uid for path in venv.path.rglob("*")}
+        assert made_by == {owner}
+        host.undo(plan, "cuda_wheels")
+        assert snapshot(venv.path, times=True) == before
+    finally:
+        shutil.rmtree(base)
+
+
+def test_listed_names_go_though_somebody_asked_for_them(tmp_path, caches, files, host):
+    venv = Venv(tmp_path / "venv", "pip", caches)
+    venv.install(*(files[name] for name in CLEAN))
+    venv.install(*(files[name] for name in OTHER), requested=True)
+    stage, cure = actions(venv, files)
+    blocked = host.plan(stage).blocked
+    assert "nvidia-nccl-cu13 2.28.9 and nvidia-nccl-cu12 2.27.5 claim 2 files" in blocked
+    assert "asked for it by name" in blocked or "a place of its own" in blocked
+    stage, cure = actions(venv, files, purge=PURGE)
+    host.apply(stage)
+    host.apply(cure)
+    assert venv.broken() == []
