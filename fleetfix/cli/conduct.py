@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from fleetfix.cli import config, consent
-from fleetfix.cli.places import named_inventories
+from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.commands import Json
 from fleetfix.engine.fleetrun import Interrupts, Request, run_fleet
 from fleetfix.errors import DocumentError, PlaybookError, UsageError
 from fleetfix.hostset import HostSet
-from fleetfix.inventory import Host, Inventory
+from fleetfix.inventory import Host
 from fleetfix.journal import Journal
 from fleetfix.playbook import Playbook, Step, load
 from fleetfix.policy import Policy
@@ -80,7 +80,7 @@ def prepare(order: Order) -> Request:
     """Read and bind everything that an order names; whatever is wrong with it is said here."""
     playbook = load(order.playbook)
     settings = read_settings(order.settings)
-    inventory = Inventory.load(order.inventory, named=named_inventories())
+    inventory = load_inventory(order.inventory)
     hosts = inventory.select(order.hosts, order.exclude)
     return Request(
         run=new_run_id(playbook.name, datetime.now(UTC)),
@@ -88,7 +88,7 @@ def prepare(order: Order) -> Request:
         hosts=hosts,
         steps=bind(playbook, hosts, settings),
         policy=merged(playbook.policy, order.policy),
-        inventory=inventory.source,
+        inventory=lasting_name(inventory),
         settings=settings,
         dry=order.dry,
         operator=operator(),

@@ -9,14 +9,14 @@ import time
 from dataclasses import dataclass
 
 from fleetfix.cli.conduct import Show, operator
-from fleetfix.cli.places import named_inventories
+from fleetfix.cli.places import load_inventory
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.engine.fleetrun import roll_back
 from fleetfix.errors import JournalError, UsageError
 from fleetfix.events import RunStarted
 from fleetfix.hostset import HostSet
-from fleetfix.inventory import Host, Inventory
+from fleetfix.inventory import Host
 from fleetfix.journal import Journal
 from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
@@ -70,7 +70,7 @@ def _hosts(known: RunState, order: Return) -> tuple[Host, ...]:
     if known.started is not None and not touched:
         raise UsageError(f"run {known.run} touched no host: there is nothing to undo")
     recorded = known.started.inventory if known.started else None
-    inventory = Inventory.load(order.inventory or recorded, named=named_inventories())
+    inventory = load_inventory(order.inventory or recorded)
     chosen = inventory.select(order.hosts if order.hosts is not None else str(touched))
     strange = HostSet(host.name for host in chosen) - touched
     if known.started is not None and strange:

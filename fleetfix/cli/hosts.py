@@ -20,11 +20,10 @@ def hosts(
     """Show the hosts that a pattern selects, and how each is reached. Connects to none."""
     from json import dumps
 
-    from fleetfix.cli.places import named_inventories
-    from fleetfix.inventory import Inventory
+    from fleetfix.cli.places import load_inventory
     from fleetfix.views.hosts import hosts_text
 
-    loaded = Inventory.load(inventory, named=named_inventories())
+    loaded = load_inventory(inventory)
     chosen = loaded.select(pattern, exclude)
     groups = {
         host.name: [name for name, members in loaded.groups.items() if host.name in members]

@@ -156,6 +156,8 @@ def _change_finished(event: ChangeFinished, paint: Paint) -> Iterator[str]:
 
 def _step_finished(event: StepFinished, paint: Paint) -> str:
     reason = one_line(event.reason or (str(event.failure) if event.failure else ""))
+    if event.result == "changed":
+        reason = ""
     measured = f" [{rate(event.measured.rate)} {unit(event.measured)}]" if event.measured else ""
     return f"  {paint.outcome(event.result)}{f': {reason}' if reason else ''}{measured}"
 

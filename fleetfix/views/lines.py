@@ -114,6 +114,8 @@ def _ended(event: StepFinished, paint: Paint) -> str | None:
     reason = one_line(event.reason or (str(event.failure) if event.failure else ""))
     if event.result == "skipped" or (event.result == "ok" and not reason):
         return None
+    if event.result == "changed":
+        reason = ""  # what was changed was told when it began
     took = f" ({duration(event.seconds)})" if event.seconds >= 1 else ""
     return paint.outcome(event.result) + (f": {reason}" if reason else "") + took
 

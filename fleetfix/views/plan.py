@@ -216,7 +216,7 @@ def _risks(pending: list[HostState], started: RunStarted, paint: Paint) -> Itera
     compensable = [step for step in order if found[step] == RISK_ORDER["compensable"]]
     final = [step for step in order if found[step] == RISK_ORDER["irreversible"]]
     if compensable:
-        yield f"undone by an equal state, not the same one: {', '.join(compensable)}"
+        yield f"undo brings back an equal state, not the same one: {', '.join(compensable)}"
     if final:
         yield paint("bad", f"point of no return: {final[0]}; nothing brings back: {', '.join(final)}")
     elif found:
@@ -237,8 +237,13 @@ def in_hosts(policy: Policy, pending: int, total: int) -> str:
     failures = policy.max_failures.of(pending)
     lost = policy.max_unreachable.of(total)
     halted = f"halts at the {_ordinal(failures + 1)} host that fails"
-    words.append(f"{halted}, or when more than {lost} cannot be reached or are blocked")
+    given_up = "any cannot be reached or is blocked" if lost == 0 else _more_than(lost)
+    words.append(f"{halted}, or when {given_up}")
     return "; ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def _more_than(number: int) -> str:
+    return f"more than {number} cannot be reached or are blocked"
 
 
 def _ordinal(number: int) -> str:

@@ -38,7 +38,8 @@ def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
     if state.halted:
         lines.append(paint("bad", f"halted: {one_line(state.halted)}"))
     lines += _speeds(state)
-    lines += _ways_on(state)
+    if code != 0:
+        lines += _ways_on(state)
     lines.append(last_line(state, code, paint=paint))
     return "\n".join(lines)
 

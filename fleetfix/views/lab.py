@@ -1,0 +1,43 @@
+"""The hosts of the lab, one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from fleetfix.views.amounts import rate
+
+
+class LabHost(Protocol):
+    """What is shown of a host."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def up(self) -> bool: ...
+    @property
+    def contaminated(self) -> bool: ...
+    @property
+    def faults(self) -> tuple[str, ...]: ...
+    @property
+    def tok_s(self) -> float | None: ...
+
+
+def status_text(hosts: Iterable[LabHost]) -> str:
+    """`gpu01  127.77.0.1:40022  up  made contaminated  12.8K tok/s  faults: vanish`."""
+    return "\n".join(_line(one) for one in hosts)
+
+
+def _line(host: LabHost) -> str:
+    words = [
+        host.name,
+        f"{host.address}:{host.port}",
+        "up" if host.up else "DOWN",
+        "made contaminated" if host.contaminated else "made clean",
+        f"{rate(host.tok_s)} tok/s" if host.tok_s is not None else "no tok/s yet",
+    ]
+    return "  ".join(words) + (f"  faults: {', '.join(host.faults)}" if host.faults else "")
