@@ -19,7 +19,7 @@ from fleetfix.actions import KINDS
 from fleetfix.commands import Json, Value
 from fleetfix.complaints import Place, check, like
 from fleetfix.documents import Document, parse, refuse, text_of
-from fleetfix.errors import DocumentError, FleetfixError, PlaybookError
+from fleetfix.errors import DocumentError, PlaybookError
 from fleetfix.foreign import ANSIBLE_FILE, answer
 from fleetfix.inventory import Host
 from fleetfix.policy import Policy
@@ -99,14 +99,16 @@ def load(name_or_path: str, *, env: Mapping[str, str] | None = None, cwd: Path |
     return read(text_of(path), str(path))
 
 
-def lint(path: Path | str) -> tuple[str, ...]:
-    """Everything that is wrong with a file; nothing when it loads."""
+def lint(
+    name_or_path: Path | str, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> tuple[str, ...]:
+    """Everything that is wrong with a playbook; nothing when it loads."""
     try:
-        read(text_of(Path(path)), str(path))
+        load(str(name_or_path), env=env, cwd=cwd)
     except DocumentError as error:
         return error.complaints
-    except FleetfixError as error:
-        return (f"{path}: {error}",)
+    except PlaybookError as error:
+        return (error.message,)
     return ()
 
 
@@ -225,7 +227,7 @@ class _Reader:
     def _check_circles(self, steps: tuple[RawStep, ...]) -> None:
         circle = [step.id for step in in_circle(steps)]
         if circle:
-            message = f"the steps {', '.join(circle)} wait for one another: when_pending one way, when_changed back"
+            message = f"the steps {', '.join(circle)} wait for one another by when_pending and when_changed"
             self.complain(steps[[step.id for step in steps].index(circle[0])].place, message)
 
     def _check_ids(self, step: RawStep, key: str, allowed: list[str], ids: list[str]) -> None:

@@ -13,7 +13,7 @@ from fleetfix.domain import caches
 from fleetfix.domain.caches import Found, Toolchain, Whose
 from fleetfix.spelling import hint_for
 
-AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\0]*[^/\0]$")]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*[^/\x00]$")]
 
 
 class CacheFacts(Value):
@@ -92,14 +92,17 @@ class CompileCaches(Action[CacheFacts]):
         )
 
     def plan(self, facts: CacheFacts) -> Plan:
-        return self._decide(facts, foreseen=False, job_will_stop=False)
+        return self._decide(facts, foreseen=False, job_will_stop=False, nested=False)
 
     def foresee(self, facts: CacheFacts, planned: Planned) -> Plan:
         altered = {what for changes in planned.values() for change in changes for what in change.alters}
-        return self._decide(facts, foreseen="environment" in altered, job_will_stop="job" in altered)
+        # A cache inside another one is announced by itself: at its turn it may be the only stale one.
+        return self._decide(
+            facts, foreseen="environment" in altered, job_will_stop="job" in altered, nested=True
+        )
 
-    def _decide(self, facts: CacheFacts, *, foreseen: bool, job_will_stop: bool) -> Plan:
-        condemned = self._condemned(facts, foreseen)
+    def _decide(self, facts: CacheFacts, *, foreseen: bool, job_will_stop: bool, nested: bool) -> Plan:
+        condemned = self._condemned(facts, foreseen, nested=nested)
         for found, _ in condemned:
             blocked = (
                 caches.refusal(found, facts.whose)
@@ -126,7 +129,7 @@ class CompileCaches(Action[CacheFacts]):
             if not any(caches.within(lock, real) for real in chosen)
         ]
 
-    def _condemned(self, facts: CacheFacts, foreseen: bool) -> list[tuple[Found, str]]:
+    def _condemned(self, facts: CacheFacts, foreseen: bool, *, nested: bool) -> list[tuple[Found, str]]:
         reasons: dict[str, str] = {}
         for found in facts.found:
             why = caches.staleness(found, facts.changed, self.cuda, foreseen=foreseen)
@@ -134,8 +137,9 @@ class CompileCaches(Action[CacheFacts]):
                 why = "all were asked for"
             if why is not None:
                 reasons.setdefault(found.real, why)
-        condemned = caches.outermost(found for found in facts.found if found.real in reasons)
-        return [(found, reasons[found.real]) for found in condemned]
+        by_path = {found.real: found for found in facts.found if found.real in reasons}
+        chosen = by_path.values() if nested else caches.outermost(by_path.values())
+        return [(found, reasons[found.real]) for found in chosen]
 
     def _lacking(self, found: Found, toolchain: Toolchain) -> str | None:
         if self.toolchain == "ignore":
