@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from os.path import basename
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
 from fleetfix.action import Check, Probe, Verdict
 from fleetfix.commands import Bytes, Read, Value
 from fleetfix.domain import nvidia_smi
@@ -45,8 +47,8 @@ class IdleFacts(Value):
     apps: tuple[App, ...] | None = None
     panel: Panel | None = None
     holders: tuple[Holder, ...] = ()
-    listed: dict[int, Who | None] = {}
-    minors: dict[str, int] = {}
+    listed: dict[int, Who | None] = Field(default_factory=dict)
+    minors: dict[str, int] = Field(default_factory=dict)
     selected: tuple[int, ...] | None = None
     complete: bool = True
 
@@ -97,8 +99,7 @@ class GpuIdle(Check[IdleFacts]):
             if app.uuid in uuids and who is not None and not who.allowed:
                 yield f"{who.user}'s process {app.pid} ({_short(who.argv)}) computes on a GPU"
         for holder in facts.holders:
-            # Without a device open it may hold any of them.
-            if facts.selected is None or not holder.gpus or set(holder.gpus) & set(facts.selected):
+            if holder.gpus and (facts.selected is None or set(holder.gpus) & set(facts.selected)):
                 yield f"{holder.user}'s process {holder.pid} ({_short(holder.argv)}) holds a GPU"
         for gpu in self._chosen(facts):
             if gpu.used is not None and gpu.used >= self.memory_below:
@@ -116,7 +117,7 @@ class GpuIdle(Check[IdleFacts]):
                 yield f"nvidia-smi does not list GPU {min(missing)}"
         for gpu in chosen:
             if gpu.used is None:
-                yield f"GPU {'?' if gpu.index is None else gpu.index} does not say how much memory is in use"
+                yield f"GPU {gpu.index} does not say how much memory is in use"
         uuids = {gpu.uuid for gpu in chosen}
         for app in facts.apps or ():
             if app.pid is None or app.uuid is None:

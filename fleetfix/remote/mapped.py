@@ -18,7 +18,7 @@ MOST = 40  # paths in a reply
 
 @read
 def libraries(ctx):
-    """{"job": {pid, argv} | None, "complete", "loaded", "deleted", "replaced", "cuda": [...]} of the live job.
+    """{"job": {pid, argv} | None, "complete", "loaded", "deleted", "replaced", "cuda"} of the live job.
 
     `deleted` and `replaced` are libraries whose file was removed or exchanged while the job has them.
     Of `cuda`: {path, built: the CUDA version that the file itself names, or None}. Nothing is run.

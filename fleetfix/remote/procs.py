@@ -9,7 +9,7 @@ import json
 import os
 import re
 
-from fleetfix.remote.api import all_processes, read, user_name
+from fleetfix.remote.api import all_processes, read, stat_of, user_name
 
 DEVICES = re.compile(r"^/dev/nvidia([0-9]+)$")
 CUDA_DRIVER = re.compile(r"/libcuda\.so(\.[0-9.]+)?$")
@@ -397,8 +397,11 @@ def _job(pid, members):
 
 def _left_behind(job):
     """Whether the process that forked this one is gone: it leads no group, and its leader is dead."""
-    group = group_of(job["pid"])
-    return group != job["pid"] and not os.path.exists("/proc/%d" % group)
+    leader = group_of(job["pid"])
+    if leader == job["pid"]:
+        return False
+    stat = stat_of(leader)
+    return stat is None or stat[0] in "ZX"
 
 
 def _is_worker(pid, argv):
