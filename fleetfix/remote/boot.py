@@ -42,7 +42,7 @@ def begin(sources):
         module.__path__ = []
         sys.modules[name] = module
     sys.modules["fleetfix"].remote = sys.modules[PACKAGE]
-    sys.modules[PACKAGE].sources = sources
+    sys.modules[PACKAGE].sent_sources = sources  # no module can be called so by chance
     sys.meta_path.insert(0, Sent(sources))
     from fleetfix.remote import runner
 

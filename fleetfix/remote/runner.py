@@ -98,7 +98,7 @@ class Runner(Loop):
         for name, sent in modules.items():
             source = zlib.decompress(base64.b64decode(sent["source"]))
             if hashlib.sha256(source).hexdigest() == sent["digest"]:
-                sys.modules["fleetfix.remote"].sources[name] = source.decode()
+                sys.modules["fleetfix.remote"].sent_sources[name] = source.decode()
 
     # -- the loop's seams -----------------------------------------------------------------------
 
