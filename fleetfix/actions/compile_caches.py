@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints, field_validator
@@ -96,7 +96,7 @@ class CompileCaches(Action[CacheFacts]):
 
     def foresee(self, facts: CacheFacts, planned: Planned) -> Plan:
         altered = {what for changes in planned.values() for change in changes for what in change.alters}
-        # A cache inside another one is announced by itself: at its turn it may be the only stale one.
+        # What is inside a cache is announced by itself: at its turn it may be all that is stale.
         return self._decide(
             facts, foreseen="environment" in altered, job_will_stop="job" in altered, nested=True
         )
@@ -112,14 +112,14 @@ class CompileCaches(Action[CacheFacts]):
             if blocked:
                 return Plan(blocked=blocked, notes=tuple(self._notes(facts)))
         changes = [_set_aside(found, why, facts.whose) for found, why in condemned]
-        dead = self._dead_locks(facts, condemned)
+        dead = self._dead_locks(facts, () if nested else condemned)
         # A lock hurts the next start and not the job that runs: it alone is no reason to stop one.
         if facts.job is None or foreseen or condemned:
             changes += [_unlock(lock, facts.whose) for lock in dead]
             return Plan(changes=tuple(changes), notes=tuple(self._notes(facts)))
         return Plan(changes=tuple(changes), notes=(*self._notes(facts), *map(_lock_note, dead)))
 
-    def _dead_locks(self, facts: CacheFacts, condemned: list[tuple[Found, str]]) -> list[str]:
+    def _dead_locks(self, facts: CacheFacts, condemned: Sequence[tuple[Found, str]]) -> list[str]:
         chosen = [found.real for found, _ in condemned]
         return [
             lock
