@@ -23,22 +23,23 @@ FOLDERS = {
     "dev": 0o755,
 }
 BELOW = (
-    "run/lock", "run/lab/faults", "var/log/train", "var/cache", "var/tmp", "var/spool", "var/lib",
+    "var/log/train", "var/cache", "var/tmp", "var/spool", "var/lib",
     "etc/fleetfix",
 )  # fmt: skip
 
 # What a host shares with the machine's /etc: enough for shells, the loader, names and TLS. Nothing
 # secret (no shadow, no ssh, no sudoers of the machine).
 ETC = (
-    "alternatives", "bash.bashrc", "ca-certificates.conf", "csh.cshrc", "csh.login", "debian_version",
-    "environment", "fish", "host.conf", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-    "locale.alias", "localtime", "login.defs", "magic", "networks", "nsswitch.conf", "os-release",
-    "pip.conf", "profile", "profile.d", "protocols", "resolv.conf", "services", "shells",
-    "ssl/certs/ca-certificates.crt", "terminfo", "timezone", "uv",
+    "bash.bashrc", "ca-certificates.conf", "csh.cshrc", "csh.login", "debian_version", "environment",
+    "host.conf", "inputrc", "ld.so.cache", "ld.so.conf", "locale.alias", "localtime", "login.defs",
+    "magic", "networks", "nsswitch.conf", "os-release", "pip.conf", "profile", "protocols",
+    "resolv.conf", "services", "shells", "ssl/certs/ca-certificates.crt", "timezone", "uv",
 )  # fmt: skip
+# Folders of it that hosts see as they are, read-only: some hold hundreds of links.
+ETC_KEPT = ("/etc/alternatives", "/etc/fish", "/etc/ld.so.conf.d", "/etc/profile.d", "/etc/terminfo")
 
 # A small file system of its own for the state of programs: the place that a full disk fills.
-STATE_SIZE = "16m"
+STATE_SIZE = "96m"
 LARGEST = 1 << 20
 
 Passwd = tuple[str, int, str]
@@ -66,6 +67,12 @@ def make_etc(target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in ETC:
         _copy(Path("/etc") / name, target / name)
+    for path in _kept():
+        (target / os.path.basename(path)).mkdir()
+
+
+def _kept() -> tuple[str, ...]:
+    return tuple(path for path in ETC_KEPT if os.path.isdir(path) and not os.path.islink(path))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -91,7 +98,6 @@ def make_folders(disk: Path, etc: Path, name: str, users: Sequence[Passwd]) -> N
     for folder in BELOW:
         (disk / folder).mkdir(parents=True, exist_ok=True)
     (disk / "var/tmp").chmod(0o1777)
-    (disk / "run/lock").chmod(0o1777)
     (disk / "var/run").symlink_to("/run")
     (disk / "var/lock").symlink_to("/run/lock")
     shutil.copytree(etc, disk / "etc", symlinks=True, dirs_exist_ok=True)
@@ -119,7 +125,24 @@ def _write_identity(etc: Path, name: str, users: Sequence[Passwd]) -> None:
 
 def new_boot(disk: Path) -> None:
     """Give the next start of this host a boot id of its own, and an empty /run."""
+    shutil.rmtree(disk / "run")
+    for folder in ("run/lock", "run/lab/faults"):
+        (disk / folder).mkdir(parents=True)
+    (disk / "run/lock").chmod(0o1777)
     (disk / "run/lab/boot_id").write_text(f"{uuid.uuid4()}\n")
+
+
+def keep_state(disk: Path, init: int) -> None:
+    """Before a host goes down, keep a copy of its /var/lib, which lives in memory."""
+    # Not at its place: to remove a mount point here would unmount it in the host.
+    shutil.rmtree(disk / "var/lib.kept", ignore_errors=True)
+    shutil.copytree(f"/proc/{init}/root/var/lib", disk / "var/lib.kept", symlinks=True)
+
+
+def give_state(disk: Path) -> None:
+    """When a host is down, put the copy where its next start finds it."""
+    shutil.rmtree(disk / "var/lib")
+    os.rename(disk / "var/lib.kept", disk / "var/lib")
 
 
 def spec(disk: Path, name: str, *, gpus: int, keep: Sequence[str], boot: Boot | None) -> dict[str, Any]:
@@ -131,9 +154,9 @@ def spec(disk: Path, name: str, *, gpus: int, keep: Sequence[str], boot: Boot | 
     return {
         "hostname": name,
         "root": str(disk),
-        "keep": list(keep),
+        "keep": [*_kept(), *keep],
         "binds": [*binds, (sbin, "sbin")],
-        "tmpfs": [("/var/lib", STATE_SIZE)],
+        "tmpfs": [("/var/lib", "var/lib", STATE_SIZE)],
         "gpus": ["nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(gpus))],
         "boot": None if boot is None else as_json(boot),
     }

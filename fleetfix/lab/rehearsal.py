@@ -19,7 +19,7 @@ from platformdirs import user_state_path
 from fleetfix.commands import Json
 from fleetfix.errors import LabError
 from fleetfix.hostset import HostSet
-from fleetfix.lab import faults, layout, namespaces, record, stock, witness
+from fleetfix.lab import control, faults, layout, namespaces, record, stock, witness
 from fleetfix.lab.namespaces import Process
 from fleetfix.lab.record import HostPlan, HostRecord, LabPlan, LabRecord, Paths
 from fleetfix.lab.template import VENV, WHEELHOUSE, Template, drop, find_python, training
@@ -277,6 +277,12 @@ class Lab:
     def heal(self, name: str) -> tuple[str, ...]:
         """Take back every fault of a host, newest first, and say which."""
         return faults.heal(self, name)
+
+    def reboot(self, name: str) -> None:
+        """Restart a host: new boot id, empty /run, no job, connections cut; its disks stay."""
+        spec = json.loads(self.paths.spec(name).read_text())
+        layout.write_spec(self.paths.spec(name), {**spec, "boot": None})
+        control.ask(self.paths, {"do": "reboot", "host": name})
 
     # -- witness: looks from outside, by no code that fleetfix uses on hosts -------------------------
 

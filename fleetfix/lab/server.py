@@ -20,7 +20,7 @@ from typing import IO, Any
 import asyncssh
 
 from fleetfix.errors import LabError
-from fleetfix.lab import namespaces, papers, record
+from fleetfix.lab import layout, namespaces, papers, record
 from fleetfix.lab.network import Wire
 from fleetfix.lab.record import HostPlan, HostRecord, LabPlan, LabRecord, Paths, ProcessRecord
 from fleetfix.lab.sessions import Process, Session, account
@@ -233,9 +233,13 @@ class Server:
 
     async def _reboot(self, host: _Host) -> None:
         host.wire.drop()
+        disk = self.paths.disk(host.plan.name)
+        await asyncio.to_thread(layout.keep_state, disk, host.init.pid)
         host.end()
         assert host.outside is not None
         await asyncio.to_thread(host.outside.wait)
+        layout.give_state(disk)
+        layout.new_boot(disk)
         host.spawn()
         await asyncio.to_thread(host.started)
         self.save()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetfix.lab import stock
+from fleetfix.lab import namespaces, stock
 from fleetfix.lab.layout import Boot, make_etc
 from fleetfix.lab.wheel import Installer, Wheel
 
@@ -82,22 +82,37 @@ class Template:
         """Make everything that hosts have in common."""
         clean, foreign = stock.clean(), stock.foreign()
         make_etc(self.etc)
+        write_all(self.folder / "driver", [("nvidia/lib/libcuda.so.1", stock.driver(0))])
+        index = index_libraries(self.folder)
         write_all(self.folder / "wheelhouse", ((one.file_name, one.archive()) for one in clean))
         self.environment(self.folder / "clean", clean)
-        self.environment(self.folder / "contaminated", (*clean, *foreign))
+        link_tree(self.folder / "clean", self.folder / "contaminated")
+        self._install(self.folder / "contaminated", foreign, VENV)
+        if index is not None:
+            index.wait()
 
     def environment(self, venv: Path, wheels: Iterable[Wheel], known_as: str = VENV) -> None:
         """Make an environment at `venv` that its host knows by the path `known_as`."""
-        site = venv / self.site
         make_venv(venv, self.python, self.installer)
-        for wheel in wheels:
-            files = wheel.installed(self.installer, f"{known_as}/bin/python")
-            write_all(site, files.items())
+        self._install(venv, wheels, known_as)
         for script in (venv / "bin").glob("torchrun"):
             script.chmod(0o755)
         # As after a first start: what the job imports is compiled, and no start changes the folder.
-        compile_it = [self.python.path, "-I", "-S", "-m", "compileall", "-q", str(site / "torch")]
+        compile_it = [
+            self.python.path,
+            "-I",
+            "-S",
+            "-m",
+            "compileall",
+            "-q",
+            str(venv / self.site / "torch"),
+        ]
         subprocess.run(compile_it, check=True)
+
+    def _install(self, venv: Path, wheels: Iterable[Wheel], known_as: str) -> None:
+        for wheel in wheels:
+            files = wheel.installed(self.installer, f"{known_as}/bin/python")
+            write_all(venv / self.site, files.items())
 
     def fill(self, disk: Path, *, contaminated: bool) -> None:
         """Put environment, wheelhouse and job on a host's disk; caches come last, see `fill_caches`."""
@@ -114,7 +129,7 @@ class Template:
                 ("csrc/fused_adam.cu13.o", stock.extension(13)),
             ),
         )
-        write_all(disk / "opt/nvidia/lib", [("libcuda.so.1", stock.driver(0))])
+        link_tree(self.folder / "driver", disk / "opt")
         first = f"#!{self.python.path} -ISB\n".encode()
         write_all(disk / "sbin", [("nvidia-smi", first + stock.stand_in("nvidia_smi.py"))])
         (disk / "sbin/nvidia-smi").chmod(0o755)
@@ -165,6 +180,31 @@ def job_environment(user: str = "root", home: str = "/root", venv: str = VENV) -
     }
 
 
+def index_libraries(folder: Path) -> subprocess.Popen[bytes] | None:
+    """Have the loader's cache of the hosts know /opt/nvidia/lib, where their libcuda.so.1 is.
+
+    Runs ldconfig in namespaces of its own, where /opt is the driver's folder; it links nothing (-X).
+    None where there is no ldconfig.
+    """
+    ldconfig = shutil.which("ldconfig", path="/sbin:/usr/sbin")
+    if ldconfig is None:
+        return None
+    conf = folder / "etc/ld.so.conf"
+    conf.write_text("/opt/nvidia/lib\n" + (conf.read_text() if conf.exists() else ""))
+    # Relative paths from here on: the lab's own folder may be below one of the two mounts.
+    steps = 'mount --bind driver /opt && mount -t tmpfs tmpfs /var/cache && exec "$0" -X -i'
+    argv = ["/bin/sh", "-c", steps + " -C etc/ld.so.cache -f etc/ld.so.conf", ldconfig]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(
+        namespaces.unshare(argv),
+        cwd=folder,
+        stdin=quiet,
+        stdout=quiet,
+        stderr=quiet,
+        env=namespaces.PRIVATE,
+    )
+
+
 def make_venv(venv: Path, python: Python, installer: Installer) -> None:
     """Lay out an empty virtual environment, as `uv venv` or `python -m venv --without-pip` does."""
     (venv / "bin").mkdir(parents=True)
@@ -194,9 +234,12 @@ def link_tree(source: Path, target: Path) -> None:
 
 def write_all(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """Write files below a folder, each anew."""
+    made: set[Path] = set()
     for name, data in files:
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            made.add(path.parent)
         # A second wheel with the same path replaces the file, as uv does: never written in place.
         path.unlink(missing_ok=True)
         path.write_bytes(data)

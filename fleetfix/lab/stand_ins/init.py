@@ -69,8 +69,9 @@ def lay_out(spec):
     folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
     for target, source in spec["binds"]:
         mount("/proc/self/fd/%d/%s" % (folder, source), target, flags=MS_BIND | MS_REC)
-    for target, size in spec["tmpfs"]:
+    for target, source, size in spec["tmpfs"]:
         mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=%s" % size)
+        bring_back("/proc/self/fd/%d/%s" % (folder, source), target)
     for path, fd in kept.items():
         mount("/proc/self/fd/%d" % fd, path, flags=MS_BIND)
     # Where the lab's folder can still be seen, the host must not find its own disk there twice.
@@ -81,6 +82,14 @@ def lay_out(spec):
     protect_kernel()
     socket.sethostname(spec["hostname"])
     os.chdir("/")
+
+
+def bring_back(kept, target):
+    """Copy what the disk keeps of a file system that lives in memory."""
+    if os.listdir(kept):
+        import shutil
+
+        shutil.copytree(kept, target, symlinks=True, dirs_exist_ok=True)
 
 
 def mount(source, target, kind=None, flags=0, data=None):
