@@ -1,0 +1,100 @@
+"""hosts, playbooks, lint, explain; where the state lives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fleetfix.cli.state_dir import file_system_of, state_dir
+from fleetfix.errors import JournalError
+from tests.cli.conftest import Line
+
+
+def test_hosts_shows_the_selection_and_its_groups(fleetfix: Line) -> None:
+    result = fleetfix("hosts", "gpu[02-03]", "-i", "hosts.yaml")
+    lines = result.out.splitlines()
+    assert lines[0].startswith("gpu02  gpu02")
+    assert lines[0].endswith("@front")
+    assert lines[-1] == "2 hosts: gpu[02-03] (hosts.yaml)"
+    read = [json.loads(line) for line in fleetfix("hosts", "-i", "hosts.yaml", "--json").out.splitlines()]
+    assert [one["name"] for one in read] == ["gpu01", "gpu02", "gpu03", "gpu04"]
+    assert read[0]["groups"] == ["front"]
+
+
+def test_lint_says_ok_or_every_complaint_with_its_line(fleetfix: Line, place: Path) -> None:
+    assert fleetfix("lint", "lamps.yaml").out == "lamps.yaml: ok\n"
+    (place / "bad.yaml").write_text("name: bad\nstep: []\nsteps:\n  - id: a\n    comand: {argv: [x]}\n")
+    result = fleetfix("lint", "bad.yaml", "lamps.yaml")
+    assert result.code == 1
+    assert "bad.yaml:2: " in result.out
+    assert "bad.yaml:5: " in result.out
+    assert "lamps.yaml: ok" in result.out
+
+
+def test_playbooks_lists_what_has_a_name(fleetfix: Line, place: Path) -> None:
+    folder = place / "home" / ".config" / "fleetfix" / "playbooks"
+    folder.mkdir(parents=True)
+    (folder / "lamps.yaml").write_text((place / "lamps.yaml").read_text())
+    (folder / "bad.yaml").write_text("steps: 1\n")
+    result = fleetfix("playbooks")
+    assert "Both lamps are lit." in result.out
+    assert "does not load" in next(line for line in result.out.splitlines() if line.startswith("bad"))
+    assert "purge-cu13" in result.out
+    names = [json.loads(line)["name"] for line in fleetfix("playbooks", "--json").out.splitlines()]
+    assert {"bad", "lamps", "purge-cu13"} <= set(names)
+
+
+def test_explain_tells_an_action_and_its_parameters(fleetfix: Line) -> None:
+    result = fleetfix("explain", "command")
+    assert result.out.startswith("command (action)")
+    assert "argv" in result.out
+    assert "required" in result.out
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
+30 22 0:30 / /home rw - nfs4 server:/home rw
+31 30 8:2 / /home/local\\040disk rw - xfs /dev/sdb rw
+32 22 0:31 / /mnt rw - ext4 /dev/sdc rw
+33 32 0:32 / /mnt rw - lustre mgs:/scratch rw
+34 22 0:33 / /srv rw shared:1 master:2 - fuse.sshfs host:/srv rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/var/lib/x", "ext4"),
+        ("/home/me/.local/state", "nfs4"),
+        ("/home/local disk/x", "xfs"),
+        ("/homework", "ext4"),
+        ("/mnt/x", "lustre"),
+        ("/srv", "fuse.sshfs"),
+    ],
+)
+def test_the_file_system_under_a_folder_is_known(folder: str, kind: str, tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS)
+    assert file_system_of(Path(folder), mounts) == kind
+
+
+def test_a_journal_on_a_network_file_system_is_refused(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS)
+    for folder in ("/home/me", "/mnt/x", "/srv/x"):
+        with pytest.raises(JournalError, match="network file system"):
+            state_dir({"FLEETFIX_STATE_DIR": folder}, mounts)
+    assert state_dir({"FLEETFIX_STATE_DIR": "/var/x"}, mounts) == Path("/var/x")
+
+
+def test_the_state_folder_is_moved_by_environment_then_configuration(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    assert state_dir(home) == tmp_path / ".local" / "state" / "fleetfix"
+    assert state_dir(home | {"XDG_STATE_HOME": str(tmp_path / "x")}) == tmp_path / "x" / "fleetfix"
+    config = tmp_path / ".config" / "fleetfix" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'state_dir = "{tmp_path}/moved"\n')
+    assert state_dir(home) == tmp_path / "moved"
+    assert state_dir(home | {"FLEETFIX_STATE_DIR": str(tmp_path / "given")}) == tmp_path / "given"

@@ -1,0 +1,368 @@
+"""From a command line to what happened on hosts, in the journal, on stdout and in the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from fleetfix.cli import consent
+from fleetfix.errors import Failure
+from fleetfix.events import Record
+from fleetfix.journal import Journal
+from fleetfix.transports.scripted import Fleet
+from tests.cli.conftest import Line, lamp_host
+
+LAMPS = ("./lamps.yaml", "-i", "hosts.yaml")
+ALL = ("--hosts", "gpu*")
+
+
+def test_a_run_mends_hosts_and_a_second_one_touches_none(fleetfix: Line, fleet: Fleet, place: Path) -> None:
+    with fleet:
+        first = fleetfix("run", *LAMPS, *ALL, "--yes", "--reason", "incident 7")
+        second = fleetfix("run", *LAMPS, *ALL, "--yes")
+    assert (first.code, second.code) == (0, 0)
+    assert all(host.world == {"left": True, "right": True} for host in fleet.hosts.values())
+    assert first.out.startswith("changed          gpu[01-04] (4)\nrun ")
+    assert second.out.startswith("ok               gpu[01-04] (4)\nrun ")
+    assert "canary: gpu01" in first.err
+    assert "gpu01 left: run `light left`" in first.err
+    with Journal.open(place / "state") as journal:
+        newest, oldest = journal.runs()
+        assert (newest.run, oldest.run) == (second.run, first.run)
+        assert (oldest.exit, oldest.reason, oldest.outcomes) == (0, "incident 7", {"changed": 4})
+        assert not oldest.driven
+
+
+def test_a_plan_changes_nothing_and_says_what_would_be_done(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        plain = fleetfix("plan", *LAMPS, *ALL)
+        detailed = fleetfix("plan", *LAMPS, *ALL, "--detailed-exitcode", "--set", "second=left")
+        dry = fleetfix("run", *LAMPS, *ALL, "--check")
+    assert (plain.code, detailed.code, dry.code) == (0, 6, 0)
+    assert all(host.runs("do") == [] for host in fleet.hosts.values())
+    assert "gpu[01-04] (4):\n  left       light the left lamp\n             run `light left`" in plain.out
+    assert "nothing was changed" in plain.out
+    assert "order: canary of 1, then batches of 3; halts at the 1st host that fails" in plain.out
+
+
+def test_a_plan_where_nothing_is_to_do_exits_0(fleetfix: Line, fleet: Fleet) -> None:
+    for host in fleet.hosts.values():
+        host.world.update(left=True, right=True)
+    with fleet:
+        assert fleetfix("plan", *LAMPS, *ALL, "--detailed-exitcode").code == 0
+
+
+def test_a_failed_host_is_rolled_back_and_halts_the_run(fleetfix: Line, fleet: Fleet) -> None:
+    fleet["gpu01"].world["broken"] = "right"
+    with fleet:
+        result = fleetfix("run", *LAMPS, *ALL, "--yes")
+    assert result.code == 3
+    assert fleet["gpu01"].world == {"broken": "right", "left": False, "right": False}
+    assert all(fleet[name].runs("do") == [] for name in ("gpu02", "gpu03", "gpu04"))
+    lines = result.out.splitlines()
+    assert lines[0].startswith(
+        "rolled_back      gpu01: right: the right lamp is \\x1b[31mbroken\\x1b[0m (a new bulb)"
+    )
+    assert "\x1b" not in result.out + result.err
+    assert f"look closer: fleetfix show {result.run} gpu01" in lines
+
+
+def test_json_is_records_on_stdout_and_nothing_else(fleetfix: Line, fleet: Fleet, place: Path) -> None:
+    fleet["gpu02"].world["broken"] = "left"
+    with fleet:
+        result = fleetfix("run", *LAMPS, "--hosts", "@front", "--yes", "--json")
+    records = [Record.model_validate_json(line) for line in result.out.splitlines()]
+    assert result.err == ""
+    assert [record.seq for record in records] == list(range(1, len(records) + 1))
+    assert records[-1].event.kind == "run_finished"
+    with Journal.open(place / "state") as journal:
+        assert list(journal.records(records[0].run)) == records
+
+
+def test_json_and_an_error_keep_stdout_clean(fleetfix: Line) -> None:
+    result = fleetfix("run", *LAMPS, "--hosts", "nosuch", "--yes", "--json")
+    assert (result.code, result.out) == (1, "")
+
+
+def test_settings_policy_and_exclusion_of_the_command_line_count(
+    fleetfix: Line, fleet: Fleet, place: Path
+) -> None:
+    options = ("--canary", "2", "--batch", "1,50%", "--max-failures", "10%", "--forks", "7", "-x", "gpu04")
+    with fleet:
+        result = fleetfix("run", *LAMPS, "--limit", "gpu*", *options, "--set", "second=left", "--yes")
+    with Journal.open(place / "state") as journal:
+        started = next(journal.records(result.run)).event
+    assert started.kind == "run_started"
+    assert started.hosts == ("gpu01", "gpu02", "gpu03")
+    assert started.settings == {"second": "left"}
+    policy = started.policy
+    assert (policy.canary, policy.forks, str(policy.max_failures)) == (2, 7, "10%")
+    assert [str(share) for share in policy.batch] == ["1", "50%"]
+    assert str(policy.max_unreachable) == "50%"
+    assert "right" not in fleet["gpu01"].world
+
+
+# -- the operator's word --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    typed = io.StringIO()
+    monkeypatch.setattr(consent, "at_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdin", typed)
+    return typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "runs"), [("y\n", True), ("YES\n", True), ("\n", False), ("", False), ("no\n", False)]
+)
+def test_at_a_terminal_a_run_is_asked_for(
+    typed: str, runs: bool, answers: io.StringIO, fleetfix: Line, fleet: Fleet
+) -> None:
+    answers.write(typed)
+    answers.seek(0)
+    with fleet:
+        result = fleetfix("run", *LAMPS, *ALL)
+    assert "run lamps on 4 hosts gpu[01-04]? [y/N]" in result.err
+    assert result.code == (0 if runs else 1)
+    assert (fleet["gpu01"].opened > 0) == runs
+
+
+@pytest.mark.parametrize(
+    ("words", "typed", "code"),
+    [
+        ((), "4\n", 0),
+        ((), "y\n", 1),
+        (("--yes",), "", 1),
+        (("--yes-hosts", "4"), "", 0),
+        (("--yes", "--yes-hosts", "4"), "", 0),
+        (("--yes", "--yes-hosts", "5"), "", 1),
+    ],
+)
+def test_above_the_limit_the_number_of_hosts_must_be_said(
+    words: tuple[str, ...],
+    typed: str,
+    code: int,
+    answers: io.StringIO,
+    fleetfix: Line,
+    fleet: Fleet,
+    place: Path,
+) -> None:
+    config = place / "home" / ".config" / "fleetfix" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("confirm_above = 3\n")
+    answers.write(typed)
+    answers.seek(0)
+    with fleet:
+        assert fleetfix("run", *LAMPS, *ALL, *words).code == code
+    assert (fleet["gpu01"].opened > 0) == (code == 0)
+
+
+def test_a_wrong_configuration_is_told_with_its_file(fleetfix: Line, place: Path) -> None:
+    config = place / "home" / ".config" / "fleetfix" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("confirm_abov = 3\n")
+    result = fleetfix("run", *LAMPS, *ALL, "--yes")
+    assert result.code == 1
+    assert "config.toml: unknown key confirm_abov: did you mean confirm_above?" in result.err
+
+
+# -- history and the way back ---------------------------------------------------------------------
+
+
+def test_a_run_is_told_from_the_journal(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, *ALL, "--yes")
+    runs = fleetfix("runs")
+    assert runs.out.startswith(done.run)
+    assert "4 changed" in runs.out
+    listed = json.loads(fleetfix("runs", "--json").out)
+    assert (listed["run"], listed["exit"], listed["outcomes"]) == (done.run, 0, {"changed": 4})
+    whole = fleetfix("show", "last")
+    assert "changed          gpu[01-04] (4)" in whole.out
+    host = fleetfix("show", done.run, "gpu02")
+    assert "run `light left` [compensable]" in host.out
+    assert "left lit" in host.out
+    assert "gpu01" not in host.out.split("\n\n", 2)[2]
+    assert [json.loads(line)["seq"] for line in fleetfix("show", done.run, "--json").out.splitlines()][
+        :2
+    ] == [1, 2]
+
+
+def test_asking_for_an_unknown_host_or_run_says_so(fleetfix: Line, fleet: Fleet) -> None:
+    assert "no run is in the journal yet" in fleetfix("show", "last").err
+    with fleet:
+        fleetfix("run", *LAMPS, *ALL, "--yes")
+    result = fleetfix("show", "last", "gpu9")
+    assert (result.code, "has no host gpu9" in result.err) == (1, True)
+    assert fleetfix("show", "2099").code == 1
+
+
+def test_a_rollback_undoes_what_the_run_did(
+    fleetfix: Line, fleet: Fleet, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet["gpu03"].world["left"] = True
+    with fleet:
+        done = fleetfix("run", *LAMPS, *ALL, "--yes")
+        monkeypatch.chdir("/")
+        back = fleetfix("rollback", done.run[:20])
+    assert back.code == 0
+    assert back.out.splitlines()[0] == "rolled_back      gpu[01-04] (4)"
+    assert "look closer" not in back.out
+    assert fleet["gpu01"].world == {"left": False, "right": False}
+    assert fleet["gpu03"].world == {"left": True, "right": False}
+    told = fleetfix("show", done.run, "gpu01").out
+    assert "run `light left` [compensable] undone" in told
+
+
+def test_a_rollback_that_fails_says_so(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, "--hosts", "@front", "--yes")
+        fleet["gpu02"].world["stuck"] = "left"
+        back = fleetfix("rollback", "last")
+    assert back.code == 2
+    assert back.out.splitlines()[0].startswith("rollback_failed  gpu02: the left lamp stays lit")
+    assert "gpu02 left: NOT undone" in back.err
+    assert fleet["gpu02"].world["right"] is False
+    assert done.run in back.out.splitlines()[-1]
+
+
+def test_a_rollback_keeps_to_the_hosts_that_the_run_touched(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, "--hosts", "@front", "--yes")
+        strange = fleetfix("rollback", done.run, "--hosts", "gpu03")
+        one = fleetfix("rollback", done.run, "--hosts", "gpu02")
+    assert (strange.code, "did not touch gpu03" in strange.err) == (1, True)
+    assert one.code == 0
+    assert fleet["gpu01"].world["left"] is True
+    assert fleet["gpu02"].world["left"] is False
+
+
+def test_a_run_of_another_machine_is_undone_by_its_whole_id(
+    fleetfix: Line, fleet: Fleet, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, "--hosts", "gpu01", "--yes")
+        monkeypatch.setenv("FLEETFIX_STATE_DIR", str(place / "elsewhere"))
+        unknown = fleetfix("rollback", done.run, "-i", "hosts.yaml")
+        back = fleetfix("rollback", done.run, "-i", "hosts.yaml", "--hosts", "gpu01")
+    assert (unknown.code, "--hosts" in unknown.err) == (1, True)
+    assert back.code == 0
+    assert fleet["gpu01"].world == {"left": False, "right": False}
+    assert "1 rolled_back" in fleetfix("runs").out
+
+
+def test_nothing_touched_is_nothing_to_undo(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        fleetfix("plan", *LAMPS, *ALL)
+        result = fleetfix("rollback", "last")
+    assert (result.code, "touched no host" in result.err) == (1, True)
+
+
+def test_a_run_whose_controller_died_is_told_as_unfinished(
+    fleetfix: Line, fleet: Fleet, place: Path
+) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, "--hosts", "gpu01", "--yes")
+    with Journal.open(place / "state") as journal:
+        records = [record for record in journal.records(done.run) if record.event.kind != "run_finished"]
+        dead = [record.model_copy(update={"run": "20300101-000000-lamps-dead"}) for record in records]
+        journal.append(dead[:-1])
+    assert "not finished" in fleetfix("runs").out.splitlines()[0] + fleetfix("runs").out.splitlines()[1]
+    told = fleetfix("show", "20300101")
+    assert "did not finish" in told.out
+    assert "fleetfix rollback 20300101-000000-lamps-dead" in told.out
+
+
+# -- signals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_first_signal_starts_no_further_host(
+    number: signal.Signals, fleetfix: Line, fleet: Fleet
+) -> None:
+    fleet["gpu01"].world["hook"] = lambda: os.kill(os.getpid(), number)
+    with fleet:
+        result = fleetfix("run", *LAMPS, *ALL, "--yes")
+    assert result.code == 130
+    assert f"{number.name}: hosts at work go to a safe point" in result.err
+    assert all(fleet[name].runs("do") == [] for name in ("gpu02", "gpu03", "gpu04"))
+    assert result.out.splitlines()[-1].endswith("exit 130 (interrupted)")
+
+
+def test_a_second_signal_cancels_what_runs(fleetfix: Line, fleet: Fleet) -> None:
+    async def forever(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(3600)
+
+    fleet["gpu01"].on("shell.run", forever)
+    with fleet:
+        result = fleetfix("run", *LAMPS, *ALL, "--yes")
+    assert result.code == 130
+    assert "SIGINT again: everything that runs is cancelled now" in result.err
+    assert "cancelled        gpu01" in result.out
+
+
+def test_an_interrupt_at_the_question_does_nothing(
+    fleetfix: Line, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(question: str) -> str:
+        raise KeyboardInterrupt(question)
+
+    monkeypatch.setattr(consent, "at_terminal", lambda: True)
+    monkeypatch.setattr(consent, "_answer", interrupt)
+    with fleet:
+        result = fleetfix("run", *LAMPS, *ALL)
+    assert result.code == 130
+    assert all(host.opened == 0 for host in fleet.hosts.values())
+
+
+def test_signals_mean_what_they_did_before_once_the_run_is_over(fleetfix: Line, fleet: Fleet) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with fleet:
+        fleetfix("run", *LAMPS, *ALL, "--yes")
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_hosts_that_cannot_be_reached_exit_4(fleetfix: Line) -> None:
+    with Fleet({"gpu01": lamp_host()}) as fleet:
+        result = fleetfix("run", *LAMPS, "--hosts", "@front", "--yes")
+    assert result.code == 4
+    assert "unreachable      gpu02: " in result.out
+    assert fleet["gpu01"].world["left"] is True
+
+
+def test_a_journal_that_fails_stops_the_run_before_the_change(
+    fleetfix: Line, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fleetfix.errors import JournalError
+
+    keep = Journal.append
+
+    def fail(journal: Journal, records: list[Record]) -> None:
+        if any(record.event.kind == "change_started" for record in records):
+            raise JournalError("the journal cannot be written: no space is left")
+        keep(journal, records)
+
+    monkeypatch.setattr(Journal, "append", fail)
+    with fleet:
+        result = fleetfix("run", *LAMPS, *ALL, "--yes")
+    assert result.code == 1
+    assert result.err.splitlines()[-1] == "fleetfix: the journal cannot be written: no space is left"
+    assert all(host.runs("do") == [] for host in fleet.hosts.values())
+
+
+def test_a_host_that_refuses_is_blocked_with_its_words(fleetfix: Line, fleet: Fleet) -> None:
+    fleet["gpu01"].on("shell.check", Failure(kind="blocked", message="a container: mend its image"))
+    with fleet:
+        result = fleetfix("plan", *LAMPS, "--hosts", "@front")
+    assert "blocked: gpu01: left: a container: mend its image" in result.out
+    assert result.code == 2
