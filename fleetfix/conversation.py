@@ -434,7 +434,8 @@ class Conversation:
         elif "i" in frame:
             self._fill(pending, frame["i"], frame.get("reply"))
         else:
-            pending.future.set_result(pending.items or frame.get("reply"))
+            many = pending.frame["op"] == "past"
+            pending.future.set_result(pending.items if many else frame.get("reply"))
 
     @staticmethod
     def _fill(pending: Pending, i: Json, reply: Json) -> None:

@@ -46,7 +46,9 @@ class Records:
         self.log = Log(os.path.join(self.folder, "host.jsonl"))
 
     def prepare(self):
-        for name in ("", "locks", "notes"):
+        for folder in (os.path.dirname(self.folder), self.folder):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        for name in ("locks", "notes", "undo"):
             os.makedirs(os.path.join(self.folder, name), mode=0o700, exist_ok=True)
 
     def memory(self, id):

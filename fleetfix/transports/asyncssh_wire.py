@@ -1,0 +1,271 @@
+"""Hosts over SSH, by asyncssh: the user's own configuration, keys, agent and known hosts.
+
+Every exception of asyncssh is mapped to a failure class here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import asyncssh
+
+from fleetfix.conversation import Conversation, Receiver
+from fleetfix.errors import Failure, FailureKind, HostError
+from fleetfix.session import Opening, Purpose, Session
+from fleetfix.transports.host_keys import HostKeys
+
+if TYPE_CHECKING:
+    from fleetfix.inventory import Host
+
+ATTEMPTS = 5
+"""How often a connection is tried that the server drops before or while it answers: MaxStartups and
+MaxSessions do that to a crowd."""
+
+HANG_UP = 2.0
+KEEPALIVE = 15
+UNANSWERED = 3
+
+
+async def open_session(host: Host, purpose: Purpose, opening: Opening) -> Session:
+    """Open a session over SSH."""
+
+    async def connect(command: str, receiver: Receiver) -> SshWire:
+        return await _start(host, opening, command, receiver)
+
+    return await Conversation.open(host, purpose, opening, connect)
+
+
+class SshWire:
+    """One process on an SSH connection of its own."""
+
+    def __init__(
+        self, connection: asyncssh.SSHClientConnection, channel: asyncssh.SSHClientChannel[bytes]
+    ) -> None:
+        self._connection = connection
+        self._channel = channel
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for the process's input."""
+        # A channel that is closing tells by `connection_lost`; there is nothing to add here.
+        with contextlib.suppress(OSError):
+            self._channel.write(data)
+
+    async def close(self) -> None:
+        """Close the channel and the connection; a server that does not answer is not waited for."""
+        self._channel.close()
+        await _hang_up(self._connection)
+
+
+class _Ear(asyncssh.SSHClientSession[bytes]):
+    """Passes on what comes over the channel."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._end = "the connection closed"
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        if datatype == asyncssh.EXTENDED_DATA_STDERR:
+            self._receiver.errors(data)
+        else:
+            self._receiver.data(data)
+
+    def exit_status_received(self, status: int) -> None:
+        self._end = f"exit {status}"
+
+    def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:
+        self._end = f"signal {signal}"
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._receiver.ended(
+            self._end if exc is None else failure_of(exc, "").message or type(exc).__name__
+        )
+
+
+async def _start(host: Host, opening: Opening, command: str, receiver: Receiver) -> SshWire:
+    """Connect and start a command; dropped attempts are made again, at random moments."""
+    for attempt in range(1, ATTEMPTS + 1):
+        keys = HostKeys(opening.host_keys)
+        try:
+            return await _start_once(host, opening, keys, command, receiver)
+        except (asyncssh.Error, OSError, ValueError) as error:
+            if attempt == ATTEMPTS or not _worth_another(error):
+                raise HostError(_failure(error, host, keys)) from error
+        await asyncio.sleep(random.uniform(0.05, 0.3) * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+def _worth_another(error: Exception) -> bool:
+    dropped = asyncssh.ConnectionLost | asyncssh.ChannelOpenError | ConnectionResetError | BrokenPipeError
+    return isinstance(error, dropped)
+
+
+async def _start_once(
+    host: Host, opening: Opening, keys: HostKeys, command: str, receiver: Receiver
+) -> SshWire:
+    jump = await _jump(host, opening, keys) if host.via else None
+    connection = await _connect(host.address, host.port, host.user, host.ssh_config, keys, jump)
+    try:
+        channel, _ = await connection.create_session(
+            lambda: _Ear(receiver),
+            command,
+            encoding=None,
+            request_pty=False,
+            x11_forwarding=False,
+            env=[],
+            send_env=[],
+        )
+    except BaseException:
+        connection.abort()
+        raise
+    return SshWire(connection, channel)
+
+
+async def _connect(
+    address: str,
+    port: int | None,
+    user: str | None,
+    ssh_config: str | None,
+    keys: HostKeys,
+    tunnel: asyncssh.SSHClientConnection | None = None,
+) -> asyncssh.SSHClientConnection:
+    more: dict[str, Any] = {}
+    if port is not None:
+        more["port"] = port
+    if user is not None:
+        more["username"] = user
+    if tunnel is not None:
+        more["tunnel"] = tunnel
+    config = _configuration(ssh_config)
+    keys.learn(config, address, port, user)
+    return await asyncssh.connect(
+        address,
+        config=config,
+        known_hosts=keys.match,
+        client_factory=lambda: _Client(keys),
+        agent_forwarding=False,
+        keepalive_interval=KEEPALIVE,
+        keepalive_count_max=UNANSWERED,
+        **more,
+    )
+
+
+class _Client(asyncssh.SSHClient):
+    """Asks the host keys' policy about a key that no known_hosts file holds."""
+
+    def __init__(self, keys: HostKeys) -> None:
+        self._keys = keys
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        return self._keys.accept(host, port, key)
+
+
+def _configuration(ssh_config: str | None) -> list[str]:
+    """The ssh configuration files, the host's own first: ssh takes the first value it finds."""
+    own = Path("~/.ssh/config").expanduser()
+    return ([ssh_config] if ssh_config else []) + ([str(own)] if own.is_file() else [])
+
+
+async def _hang_up(connection: asyncssh.SSHClientConnection) -> None:
+    connection.close()
+    try:
+        async with asyncio.timeout(HANG_UP):
+            await connection.wait_closed()
+    except (TimeoutError, OSError, asyncssh.Error):
+        connection.abort()
+
+
+# -- jump hosts -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Jump:
+    """A connection to a jump host, which serves every host behind it."""
+
+    lock: asyncio.Lock
+    connection: asyncssh.SSHClientConnection | None = None
+
+
+_jumps: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | None], _Jump]] = (
+    WeakKeyDictionary()
+)
+
+
+async def _jump(host: Host, opening: Opening, keys: HostKeys) -> asyncssh.SSHClientConnection:
+    """The connection to the last jump host of a chain, made by whoever needs it first."""
+    jumps = _jumps.setdefault(asyncio.get_running_loop(), {})
+    tunnel: asyncssh.SSHClientConnection | None = None
+    hops = str(host.via).split(",")
+    for number in range(1, len(hops) + 1):
+        jump = jumps.setdefault((",".join(hops[:number]), host.ssh_config), _Jump(asyncio.Lock()))
+        async with jump.lock:
+            if jump.connection is None or jump.connection.is_closed():
+                jump.connection = await _hop(hops[number - 1], host.ssh_config, opening, tunnel)
+            tunnel = jump.connection
+    assert tunnel is not None
+    return tunnel
+
+
+async def _hop(
+    hop: str, ssh_config: str | None, opening: Opening, tunnel: asyncssh.SSHClientConnection | None
+) -> asyncssh.SSHClientConnection:
+    user, _, place = hop.rpartition("@")
+    address, _, port = place.partition(":") if place.count(":") == 1 else (place, "", "")
+    keys = HostKeys(opening.host_keys)
+    try:
+        return await _connect(address, int(port) if port else None, user or None, ssh_config, keys, tunnel)
+    except (asyncssh.Error, OSError, ValueError) as error:
+        failure = failure_of(error, f"jump host {hop}", keys)
+        raise HostError(failure) from error
+
+
+@contextlib.asynccontextmanager
+async def jump_hosts() -> AsyncIterator[None]:
+    """Close this loop's connections to jump hosts at the end."""
+    try:
+        yield
+    finally:
+        for jump in _jumps.pop(asyncio.get_running_loop(), {}).values():
+            if jump.connection is not None:
+                await _hang_up(jump.connection)
+
+
+# -- failures -------------------------------------------------------------------------------------------
+
+_KINDS: tuple[tuple[type[BaseException], FailureKind, str], ...] = (
+    (asyncssh.HostKeyNotVerifiable, "host_key", "compare its key with what you know of it"),
+    (asyncssh.PermissionDenied, "auth", "see which keys `ssh -v` offers there"),
+    (asyncssh.IllegalUserName, "auth", "set `user:` in the inventory"),
+    (asyncssh.PasswordChangeRequired, "auth", "change the password there by hand"),
+    (asyncssh.KeyImportError, "auth", "look at the key files that your ssh configuration names"),
+    (asyncssh.KeyEncryptionError, "auth", "add the key to your ssh agent"),
+    (asyncssh.ConfigParseError, "unreachable", "mend your ssh configuration"),
+)
+
+
+def failure_of(error: BaseException, host: str, keys: HostKeys | None = None) -> Failure:
+    """The failure class of what asyncssh, or the system below it, raised."""
+    before = f"{host}: " if host else ""
+    if isinstance(error, asyncssh.HostKeyNotVerifiable) and keys is not None and keys.complaint:
+        return Failure(kind="host_key", message=before + keys.complaint, hint=keys.hint)
+    for kind_of_error, kind, hint in _KINDS:
+        if isinstance(error, kind_of_error):
+            return Failure(kind=kind, message=before + _words(error), hint=hint)
+    return Failure(kind="unreachable", message=before + _words(error))
+
+
+def _failure(error: Exception, host: Host, keys: HostKeys) -> Failure:
+    return error.failure if isinstance(error, HostError) else failure_of(error, host.name, keys)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = getattr(error, "reason", "") or str(error) or type(error).__name__
+    return " ".join(str(text).split())

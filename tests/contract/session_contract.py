@@ -1,0 +1,580 @@
+"""What every session promises, whatever wire it runs over: one suite, imported for each.
+
+`SessionPromises` holds for scripted hosts too; `HostContract` needs a host with processes and files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from fleetfix.errors import HostError
+from fleetfix.session import Session, Timers
+from tests.contract.place import (
+    Place,
+    call,
+    change,
+    eventually,
+    kill,
+    processes_with,
+    read,
+    token,
+)
+
+ONE = "r1/s/1/0"
+TWO = "r1/s/1/1"
+NO_RETURN = Timers(reconnect_within=0.0)
+
+
+async def runner_of(session: Session) -> int:
+    """The pid of the runner behind a session."""
+    (answer,) = await session.read("", [read("who")])
+    return int(answer.value["runner"])
+
+
+class SessionPromises:
+    """Promises about ids, undo, lease, claim and dry runs."""
+
+    async def test_replies_come_in_the_order_of_reads_and_equal_reads_are_asked_once(
+        self, place: Place
+    ) -> None:
+        session = await place.open()
+        asked = [read("echo", value=one) for one in (1, 2, 1, [3], None)]
+        assert [one.value for one in await session.read("s", asked)] == [1, 2, 1, [3], None]
+
+    async def test_a_change_is_made_once_and_its_answer_is_recorded(self, place: Place) -> None:
+        session = await place.open()
+        one = change(call("append", path=place.path("f"), text="a"))
+        first = await session.change(ONE, "s", one)
+        again = await session.change(ONE, "s", one)
+        assert first.ok
+        assert first.value == again.value == "a"
+        assert place.lines("f") == ["a"]
+
+    async def test_a_recorded_answer_outlasts_the_session(self, place: Place) -> None:
+        one = change(call("append", path=place.path("f"), text="a"))
+        first = await place.open()
+        await first.change(ONE, "s", one)
+        await first.close()
+        second = await place.open()
+        assert (await second.change(ONE, "s", one)).value == "a"
+        assert place.lines("f") == ["a"]
+
+    async def test_an_id_used_for_another_change_does_nothing(self, place: Place) -> None:
+        session = await place.open()
+        await session.change(ONE, "s", change(call("append", path=place.path("f"))))
+        with pytest.raises(HostError) as refused:
+            await session.change(ONE, "s", change(call("append", path=place.path("g"))))
+        assert refused.value.failure.kind == "bug"
+        assert place.lines("g") == []
+
+    async def test_a_change_stops_at_the_first_call_that_fails(self, place: Place) -> None:
+        session = await place.open()
+        calls = (
+            call("append", path=place.path("f")),
+            call("failing"),
+            call("append", path=place.path("f")),
+        )
+        answer = await session.change(ONE, "s", change(*calls))
+        assert answer.failure is not None
+        assert answer.failure.kind == "command"
+        assert place.lines("f") == ["x"]
+        (past,) = await session.past()
+        assert past.state == "failed"
+
+    async def test_undo_comes_from_the_hosts_log_and_runs_once(self, place: Place) -> None:
+        first = await place.open()
+        undo = (call("append", path=place.path("f"), text="undone"),)
+        await first.change(ONE, "s", change(call("append", path=place.path("f"), text="done"), undo=undo))
+        await first.close()
+        second = await place.open()
+        assert (await second.undo(ONE)).ok
+        assert (await second.undo(ONE)).value == "undone"
+        assert place.lines("f") == ["done", "undone"]
+        assert [one.state for one in await second.past()] == ["undone"]
+
+    async def test_an_undo_that_failed_is_told_and_may_be_tried_again(self, place: Place) -> None:
+        session = await place.open()
+        await session.change(
+            ONE, "s", change(call("append", path=place.path("f")), undo=(call("failing"),))
+        )
+        assert not (await session.undo(ONE)).ok
+        assert [one.state for one in await session.past()] == ["undo_failed"]
+        assert not (await session.undo(ONE)).ok
+
+    async def test_undo_of_what_was_never_begun_here_is_refused(self, place: Place) -> None:
+        session = await place.open()
+        with pytest.raises(HostError) as refused:
+            await session.undo(ONE)
+        assert refused.value.failure.kind == "bug"
+
+    async def test_the_past_tells_changes_oldest_first_with_their_answers(self, place: Place) -> None:
+        session = await place.open()
+        await session.change(ONE, "s", change(call("append", path=place.path("f"), text="a")))
+        await session.change(TWO, "t", change(call("append", path=place.path("f"), text="b"), key="l"))
+        past = await session.past()
+        assert [(one.id, one.step, one.state) for one in past] == [(ONE, "s", "done"), (TWO, "t", "done")]
+        assert [one.completed.value for one in past if one.completed] == ["a", "b"]
+
+    async def test_a_dry_session_refuses_all_that_writes(self, place: Place) -> None:
+        session = await place.open(dry=True)
+        writes = [
+            session.acquire(),
+            session.change(ONE, "s", change(call("append", path=place.path("f")))),
+            session.undo(ONE),
+            session.note("plan", 1),
+            session.end("ok", keep_claim=False, commit=True),
+        ]
+        for one in writes:
+            with pytest.raises(HostError) as refused:
+                await one
+            assert refused.value.failure.kind == "blocked"
+        assert place.lines("f") == []
+
+    async def test_another_run_is_refused_while_one_writes_and_told_who(self, place: Place) -> None:
+        first, second = await place.open("r1"), await place.open("r2")
+        await first.acquire()
+        with pytest.raises(HostError) as refused:
+            await second.acquire()
+        failure = refused.value.failure
+        assert failure.kind == "lease_held"
+        assert all(word in failure.message for word in ("r1", "grace", "bastion", "two o'clock"))
+        with pytest.raises(HostError):
+            await second.change("r2/s/1/0", "s", change(call("append", path=place.path("f"))))
+        assert place.lines("f") == []
+
+    async def test_unfinished_business_refuses_others_and_names_the_commands(self, place: Place) -> None:
+        first = await place.open("r1")
+        await first.change(ONE, "s", change(call("append", path=place.path("f"))))
+        await first.close()
+        second = await place.open("r2")
+        await eventually_released(place, second)
+        with pytest.raises(HostError) as refused:
+            await second.acquire()
+        failure = refused.value.failure
+        assert failure.kind == "unfinished"
+        assert "r1" in failure.message
+        assert "change a file" in failure.message
+        assert failure.hint == "fleetfix resume r1 | fleetfix rollback r1 | fleetfix release r1"
+
+    async def test_a_run_that_ended_well_leaves_the_host_to_others(self, place: Place) -> None:
+        first = await place.open("r1")
+        await first.change(ONE, "s", change(call("append", path=place.path("f"))))
+        await first.end("changed", keep_claim=False, commit=True)
+        second = await place.open("r2")
+        await second.acquire()
+        assert second.info.lease is not None
+        assert second.info.lease.run == "r2"
+        assert second.info.claims == ()
+
+    async def test_a_claim_that_is_kept_is_told_to_the_next_session(self, place: Place) -> None:
+        first = await place.open("r1")
+        await first.change(ONE, "s", change(call("append", path=place.path("f"))))
+        await first.end("rollback_pending", keep_claim=True, commit=False)
+        second = await place.open("r2")
+        assert [one.run for one in second.info.claims] == ["r1"]
+        with pytest.raises(HostError) as refused:
+            await second.acquire()
+        assert refused.value.failure.kind == "unfinished"
+
+    async def test_a_run_that_began_nothing_leaves_no_claim(self, place: Place) -> None:
+        first = await place.open("r1")
+        await first.acquire()
+        await first.close()
+        second = await place.open("r2")
+        await eventually_released(place, second)
+        await second.acquire()
+
+    async def test_undone_work_is_no_unfinished_business(self, place: Place) -> None:
+        first = await place.open("r1")
+        undo = (call("remove", path=place.path("f")),)
+        await first.change(ONE, "s", change(call("append", path=place.path("f")), undo=undo))
+        await first.undo(ONE)
+        await first.close()
+        second = await place.open("r2")
+        await eventually_released(place, second)
+        await second.acquire()
+
+    async def test_a_newer_session_of_the_same_run_takes_over(self, place: Place) -> None:
+        old, new = await place.open("r1"), await place.open("r1")
+        await old.acquire()
+        await new.acquire()
+        with pytest.raises(HostError) as refused:
+            await old.change(ONE, "s", change(call("append", path=place.path("f"), text="old")))
+        assert refused.value.failure.kind == "lease_held"
+        await new.change(TWO, "s", change(call("append", path=place.path("f"), text="new")))
+        assert place.lines("f") == ["new"]
+
+    async def test_the_epoch_counts_up_at_each_acquisition(self, place: Place) -> None:
+        epochs = []
+        for _ in range(3):
+            session = await place.open("r1")
+            await session.acquire()
+            assert session.info.lease is not None
+            epochs.append(session.info.lease.epoch)
+            await session.end("ok", keep_claim=False, commit=False)
+        assert epochs == sorted(set(epochs))
+
+    async def test_commit_runs_for_what_was_done_and_not_for_what_was_undone(self, place: Place) -> None:
+        session = await place.open()
+        for id, name in ((ONE, "a"), (TWO, "b")):
+            commit = (call("append", path=place.path("committed"), text=name),)
+            one = change(call("append", path=place.path("f")), commit=commit, key=name)
+            await session.change(id, "s", one)
+        await session.undo(TWO)
+        await session.end("changed", keep_claim=False, commit=True)
+        assert place.lines("committed") == ["a"]
+
+    async def test_a_note_is_there_for_the_next_session_of_the_run(self, place: Place) -> None:
+        first = await place.open()
+        await first.note("plan", {"digest": "abc"})
+        await first.close()
+        second = await place.open()
+        assert await second.recall("plan") == {"digest": "abc"}
+        assert await second.recall("other") is None
+
+    async def test_a_host_that_is_switched_off_takes_no_change_but_lets_undo_through(
+        self, place: Place
+    ) -> None:
+        assert place.disable is not None
+        session = await place.open()
+        undo = (call("remove", path=place.path("f")),)
+        await session.change(ONE, "s", change(call("append", path=place.path("f")), undo=undo))
+        place.disable("maintenance by ada")
+        with pytest.raises(HostError) as refused:
+            await session.change(TWO, "s", change(call("append", path=place.path("f"))))
+        assert refused.value.failure.kind == "disabled"
+        assert "maintenance by ada" in refused.value.failure.message
+        assert (await session.undo(ONE)).ok
+        assert place.lines("f") == []
+        assert (await place.open()).info.disabled == "maintenance by ada"
+
+
+async def eventually_released(place: Place, session: Session) -> None:
+    """Wait until the runner of a closed session has let go of the lease."""
+    for _ in range(500):
+        probe = await place.open("r9", dry=True)
+        lease = probe.info.lease
+        await probe.close()
+        if lease is None:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the lease was not released")
+
+
+class HostContract(SessionPromises):
+    """Promises about commands, processes, files and lines that break."""
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    async def test_every_exit_status_is_an_answer(self, place: Place) -> None:
+        session = await place.open()
+        scripts = ["exit 0", "exit 7", "exit 255", "kill -TERM $$", "/no/such/program"]
+        answers = await session.read("s", [read("shell", script=one) for one in scripts])
+        assert [one.exit for one in answers] == [0, 7, 255, -15, 127]
+        assert all(one.failure is None for one in answers)
+
+    async def test_long_output_of_both_streams_is_cut_in_the_middle_and_said_to_be(
+        self, place: Place
+    ) -> None:
+        session = await place.open()
+        script = "for n in $(seq 50000); do echo out$n; echo err$n >&2; done"
+        (answer,) = await session.read("s", [read("shell", script=script)])
+        assert answer.cut
+        for text, word in ((answer.stdout, "out"), (answer.stderr, "err")):
+            assert text.startswith(f"{word}1\n")
+            assert text.endswith(f"{word}50000\n")
+            assert "bytes cut" in text
+            assert len(text) < 40_000
+
+    async def test_bytes_that_are_not_text_arrive_escaped(self, place: Place) -> None:
+        session = await place.open()
+        script = r"printf 'a\000b\377c\303\251'"
+        (answer,) = await session.read("s", [read("shell", script=script)])
+        assert answer.stdout == "a\0b\\xffcé"
+
+    async def test_input_is_closed_unless_it_is_given(self, place: Place) -> None:
+        session = await place.open()
+        empty, fed = await session.read(
+            "s", [read("shell", script="cat; echo end"), read("shell", script="cat", stdin="in")]
+        )
+        assert (empty.stdout, fed.stdout) == ("end\n", "in")
+
+    async def test_commands_see_nothing_of_the_operators_environment(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OPERATOR_SECRET", "x")
+        session = await place.open()
+        (answer,) = await session.read("s", [read("shell", script="env")])
+        names = {line.partition("=")[0] for line in answer.stdout.splitlines()}
+        assert names <= {"PATH", "LC_ALL", "HOME", "PWD", "OLDPWD", "SHLVL", "_"}
+        assert "LC_ALL=C\n" in answer.stdout
+
+    async def test_what_a_function_prints_does_not_reach_the_line(self, place: Place) -> None:
+        session = await place.open()
+        answers = await session.read("s", [read("noisy"), read("echo", value=1)])
+        assert [one.value for one in answers] == ["quiet", 1]
+
+    async def test_refusals_errors_and_deaths_are_told_apart(self, place: Place) -> None:
+        session = await place.open()
+        reads = [
+            read("refusing"),
+            read("broken"),
+            read("dying"),
+            read("no_such"),
+            read("append", path="/x"),
+        ]
+        answers = await session.read("s", reads)
+        kinds = [one.failure.kind for one in answers if one.failure]
+        assert kinds == ["blocked", "bug", "command", "bug", "blocked"]
+        assert answers[0].failure is not None
+        assert answers[0].failure.hint == "ask alice"
+        assert not Path("/x").exists()
+
+    async def test_an_answer_that_is_too_long_is_refused_and_the_line_goes_on(self, place: Place) -> None:
+        session = await place.open()
+        fits, too_long = await session.read("s", [read("large", size=60_000), read("large", size=70_000)])
+        assert len(fits.value) == 60_000
+        assert too_long.failure is not None
+        assert too_long.failure.kind == "bug"
+
+    async def test_a_call_tells_what_it_does_while_it_runs(self, place: Place) -> None:
+        said: list[tuple[str, str]] = []
+        session = await place.open(progress=lambda step, text: said.append((step, text)))
+        await session.read("s", [read("talk", lines=3)])
+        assert said == [("s", "line 0"), ("s", "line 1"), ("s", "line 2")]
+
+    async def test_many_reads_run_side_by_side(self, place: Place) -> None:
+        session = await place.open()
+        begun = time.monotonic()
+        answers = await session.read("s", [read("nap", seconds=0.2 + n / 1e6) for n in range(24)])
+        assert len(answers) == 24
+        assert all(one.ok for one in answers)
+        assert time.monotonic() - begun < 24 * 0.2 / 2
+
+    # -- trees ------------------------------------------------------------------------------------
+
+    async def test_a_read_past_its_deadline_leaves_no_process(self, place: Place) -> None:
+        session, word = await place.open(), token()
+        (answer,) = await session.read("s", [read("scatter", timeout=1.0, token=word)])
+        assert answer.failure is not None
+        assert answer.failure.kind == "timed_out"
+        assert processes_with(word) == []
+
+    async def test_a_function_past_its_deadline_is_ended(self, place: Place) -> None:
+        session = await place.open()
+        (answer,) = await session.read("s", [read("nap", timeout=0.2, seconds=100)])
+        assert answer.failure is not None
+        assert answer.failure.kind == "timed_out"
+
+    async def test_cancel_ends_reads_and_changes_with_all_they_started(self, place: Place) -> None:
+        session, word = await place.open(), token()
+        reading = asyncio.create_task(session.read("s", [read("scatter", token=word)]))
+        writing = asyncio.create_task(session.change(ONE, "s", change(call("scatter_writing", token=word))))
+        await eventually(lambda: len(processes_with(word)) >= 10)
+        assert await session.cancel() == ()
+        assert processes_with(word) == []
+        (answer,), changed = await reading, await writing
+        assert answer.failure is not None
+        assert changed.failure is not None
+        assert (answer.failure.kind, changed.failure.kind) == ("cancelled", "cancelled")
+        assert [one.state for one in await session.past()] == ["failed"]
+
+    async def test_a_change_past_its_deadline_leaves_no_process(self, place: Place) -> None:
+        session, word = await place.open(), token()
+        answer = await session.change(ONE, "s", change(call("scatter_writing", timeout=1.0, token=word)))
+        assert answer.failure is not None
+        assert answer.failure.kind == "timed_out"
+        assert processes_with(word) == []
+
+    async def test_a_read_leaves_nothing_behind_when_it_returns(self, place: Place) -> None:
+        session, word = await place.open(), token()
+        (answer,) = await session.read("s", [read("scatter_and_return", token=word)])
+        assert answer.value == "left"
+        assert processes_with(word) == []
+
+    async def test_what_a_change_starts_to_stay_stays(self, place: Place) -> None:
+        session, word = await place.open(), token()
+        await session.change(ONE, "s", change(call("leave", token=word)))
+        await session.cancel()
+        await session.close()
+        (left,) = processes_with(word)
+        kill(left)
+
+    # -- what is kept on the host -------------------------------------------------------------------
+
+    async def test_a_dry_session_leaves_no_file(self, place: Place) -> None:
+        session = await place.open(dry=True)
+        await session.read("s", [read("echo"), read("who")])
+        with pytest.raises(HostError):
+            await session.change(ONE, "s", change(call("append", path=place.path("f"))))
+        await session.past()
+        await session.close()
+        assert not place.root.exists()
+
+    async def test_a_session_that_only_reads_leaves_no_file(self, place: Place) -> None:
+        session = await place.open()
+        await session.read("s", [read("who")])
+        await session.end("ok", keep_claim=False, commit=True)
+        await session.close()
+        assert not place.root.exists()
+
+    async def test_records_are_readable_by_their_owner_alone(self, place: Place) -> None:
+        session = await place.open()
+        await session.change(ONE, "s", change(call("remember", key="k", value=1)))
+        for path in [place.home, *place.home.rglob("*")]:
+            assert path.stat().st_mode & 0o077 == 0 or path.is_relative_to(place.root / "run"), path
+
+    async def test_what_do_remembers_is_there_for_undo(self, place: Place) -> None:
+        session = await place.open()
+        undo = (call("recalled", key="was", path=place.path("f")),)
+        await session.change(ONE, "s", change(call("remember", key="was", value=[1, "two"]), undo=undo))
+        assert (await session.undo(ONE)).value == [1, "two"]
+
+    # -- lines that break ---------------------------------------------------------------------------
+
+    async def test_a_killed_runner_loses_no_change_and_makes_none_twice(self, place: Place) -> None:
+        session = await place.open()
+        async with place.slow_change(session) as slow:
+            kill(await runner_of(session))
+            await asyncio.sleep(0.3)
+            slow.let_go()
+            assert slow.task is not None
+            answer = await slow.task
+        assert (answer.ok, answer.value) == (True, "slowly")
+        assert place.lines("slow") == ["x"]
+
+    async def test_a_change_whose_process_was_killed_is_in_doubt_and_not_repeated(
+        self, place: Place
+    ) -> None:
+        session = await place.open()
+        async with place.slow_change(session) as slow:
+            runner = await runner_of(session)
+            kill(runner)
+            kill(slow.pid)
+            assert slow.task is not None
+            answer = await slow.task
+        assert answer.in_doubt
+        assert [one.state for one in await session.past()] == ["in_doubt"]
+        assert (await session.change(ONE, "s", slow.change)).in_doubt
+        assert place.lines("slow") == ["x"]
+        assert (await session.undo(ONE)).ok
+        assert place.lines("slow") == []
+
+    async def test_a_killed_change_is_in_doubt_while_the_runner_lives(self, place: Place) -> None:
+        session = await place.open()
+        async with place.slow_change(session) as slow:
+            kill(slow.pid)
+            assert slow.task is not None
+            assert (await slow.task).in_doubt
+        assert [one.state for one in await session.past()] == ["in_doubt"]
+
+    async def test_a_lost_session_says_unreachable_and_the_next_one_waits_for_its_change(
+        self, place: Place
+    ) -> None:
+        first = await place.open(timers=NO_RETURN)
+        async with place.slow_change(first) as slow:
+            kill(await runner_of(first))
+            assert slow.task is not None
+            with pytest.raises(HostError) as lost:
+                await slow.task
+            assert lost.value.failure.kind == "unreachable"
+            second = await place.open()
+            assert [one.state for one in await second.past()] == ["begun"]
+            again = asyncio.create_task(second.change(ONE, "s", slow.change))
+            await asyncio.sleep(0.2)
+            assert not again.done()
+            slow.let_go()
+            assert (await again).value == "slowly"
+        assert place.lines("slow") == ["x"]
+
+    async def test_hanging_up_lets_the_change_in_flight_finish_and_the_runner_end(
+        self, place: Place
+    ) -> None:
+        first = await place.open()
+        async with place.slow_change(first) as slow:
+            runner = await runner_of(first)
+            await first.close()
+            assert Path(f"/proc/{runner}").exists()
+            slow.let_go()
+            await eventually(lambda: not Path(f"/proc/{runner}").exists() or _is_zombie(runner))
+        second = await place.open()
+        assert [one.state for one in await second.past()] == ["done"]
+
+    async def test_undo_of_a_change_that_runs_waits_for_it(self, place: Place) -> None:
+        first = await place.open(timers=NO_RETURN)
+        async with place.slow_change(first) as slow:
+            kill(await runner_of(first))
+            second = await place.open()
+            undoing = asyncio.create_task(second.undo(ONE))
+            await asyncio.sleep(0.2)
+            assert not undoing.done()
+            assert place.lines("slow") == ["x"]
+            slow.let_go()
+            assert (await undoing).value == "removed"
+        assert place.lines("slow") == []
+
+    async def test_cancel_ends_the_change_that_a_lost_session_left(self, place: Place) -> None:
+        first = await place.open(timers=NO_RETURN)
+        async with place.slow_change(first) as slow:
+            kill(await runner_of(first))
+            second = await place.open()
+            assert await second.cancel() == ()
+            assert not Path(f"/proc/{slow.pid}").exists() or _is_zombie(slow.pid)
+            assert [one.state for one in await second.past()] == ["failed"]
+
+    async def test_reads_end_with_a_killed_runner(self, place: Place) -> None:
+        session, word = await place.open(timers=NO_RETURN), token()
+        reading = asyncio.create_task(session.read("s", [read("scatter", token=word)]))
+        await eventually(lambda: len(processes_with(word)) >= 5)
+        kill(await runner_of(session))
+        with pytest.raises(HostError):
+            await reading
+        await eventually(lambda: processes_with(word) == [])
+
+    async def test_a_read_is_asked_again_on_a_new_line(self, place: Place) -> None:
+        session = await place.open()
+        reading = asyncio.create_task(session.read("s", [read("nap", seconds=0.5), read("echo", value=1)]))
+        await asyncio.sleep(0.1)
+        kill(await runner_of(session))
+        assert [one.ok for one in await reading] == [True, True]
+
+    async def test_a_frozen_peer_is_noticed(self, place: Place) -> None:
+        timers = Timers(ping=0.1, silence=0.6, orphaned=60.0, reconnect_within=0.0)
+        session = await place.open(timers=timers)
+        runner = await runner_of(session)
+        os.kill(runner, signal.SIGSTOP)
+        try:
+            with pytest.raises(HostError) as lost:
+                await session.read("s", [read("echo")])
+            assert lost.value.failure.kind == "unreachable"
+        finally:
+            os.kill(runner, signal.SIGCONT)
+
+    async def test_a_runner_that_hears_nothing_ends_itself(self, place: Place) -> None:
+        timers = Timers(ping=60.0, silence=60.0, orphaned=0.5, reconnect_within=0.0)
+        session = await place.open(timers=timers)
+        runner = await runner_of(session)
+        await eventually(lambda: not Path(f"/proc/{runner}").exists() or _is_zombie(runner))
+        with pytest.raises(HostError) as lost:
+            await session.read("s", [read("echo")])
+        assert lost.value.failure.kind == "unreachable"
+
+    async def test_a_closed_session_answers_unreachable(self, place: Place) -> None:
+        session = await place.open()
+        await session.close()
+        with pytest.raises(HostError) as closed:
+            await session.read("s", [read("echo")])
+        assert closed.value.failure.kind == "unreachable"
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
