@@ -181,6 +181,7 @@ class Loop:
             self.poll.unregister(child.fd)
             del self.by_fd[child.fd]
             os.close(child.fd)
+            child.fd = -1  # the next child may get the same number, before this one is reaped
 
     def _reap(self):
         for child in list(self.children):
@@ -248,4 +249,4 @@ def _ended(child):
 def _how(status):
     if os.WIFSIGNALED(status):
         return "was killed by signal %d" % os.WTERMSIG(status)
-    return "ended without an answer"
+    return "ended without an answer (exit %d)" % os.WEXITSTATUS(status)
