@@ -17,6 +17,7 @@ from fleetfix.remote import aside
 from fleetfix.remote.api import Context, Refusal
 
 UID = os.geteuid()
+CLOSE = "os.closerange(3, 99)"  # Python keeps a descriptor of what it maps
 root_only = pytest.mark.skipif(UID != 0, reason="needs root, to act as another user or to mount")
 
 
@@ -102,10 +103,23 @@ def test_putting_back_what_somebody_deleted_says_so(cache: Path, ctx: Context) -
         aside.put_back(ctx, str(cache), UID)
 
 
+def test_undo_of_a_move_that_found_another_folder_in_its_place_does_nothing(
+    cache: Path, ctx: Context
+) -> None:
+    assert killed_at(1, lambda ctx: aside.move(ctx, str(cache), UID), ctx)
+    cache.rename(cache.parent / "taken away")
+    make_cache(cache, "another")
+    assert aside.move(ctx, str(cache), UID) == {"moved": None}
+    before = picture(cache.parent)
+    assert not aside.put_back(ctx, str(cache), UID)["put_back"]
+    assert picture(cache.parent) == before
+
+
 def test_dropping_leaves_nothing_and_touches_only_what_was_moved(cache: Path, ctx: Context) -> None:
     outside = cache.parent / "precious"
     outside.write_text("stay")
     (cache / "link").symlink_to(outside)
+    (cache / "folder").symlink_to(make_cache(cache.parent / "another", "stay"))
     (cache / "closed").mkdir()
     (cache / "closed" / "x").write_text("x")
     (cache / "closed").chmod(0)
@@ -113,7 +127,12 @@ def test_dropping_leaves_nothing_and_touches_only_what_was_moved(cache: Path, ct
     make_cache(cache, "new")
     assert aside.drop(ctx, str(cache), UID)["dropped"]
     assert not aside.drop(ctx, str(cache), UID)["dropped"]
-    assert sorted(path.name for path in cache.parent.iterdir()) == ["precious", "torchinductor_alice"]
+    assert sorted(path.name for path in cache.parent.iterdir()) == [
+        "another",
+        "precious",
+        "torchinductor_alice",
+    ]
+    assert (cache.parent / "another" / "kernel.py").read_text() == "stay"
     assert (cache / "kernel.py").read_text() == "new"
 
 
@@ -202,7 +221,7 @@ def user_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], int]]:
     programs = {
         "cwd": "import os; os.chdir(p)",
         "open file": "f = open(p + '/kernel.py')",
-        "map": "import mmap; f = open(p + '/kernel.py'); m = mmap.mmap(f.fileno(), 0, prot=1); f.close()",
+        "map": "import mmap, os; m = mmap.mmap(os.open(p + '/kernel.py', 0), 0, prot=1); " + CLOSE,
     }
 
     def start(path: Path) -> int:
