@@ -1,0 +1,294 @@
+"""The contract over SSH, against a real OpenSSH server: as root, as an ordinary user, under each shell."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetfix.conversation import Password
+from fleetfix.errors import HostError
+from fleetfix.inventory import Host
+from fleetfix.session import Purpose, open_session
+from tests.contract import sshd
+from tests.contract.place import Place, call, change, read
+from tests.contract.session_contract import ONE, HostContract
+from tests.contract.test_local import disable
+
+BASHRC = """
+echo "Welcome to $(hostname), you have mail"
+printf 'no newline at the end'
+echo 'on stderr too' >&2
+set -o noclobber
+"""
+
+
+@pytest.fixture
+async def place(server: sshd.Server, shared: Path) -> AsyncIterator[Place]:
+    here = Place(server.host(getpass.getuser()), shared)
+    here.disable = lambda text: disable(here.root, text)
+    yield here
+    await here.close()
+
+
+class TestSsh(HostContract):
+    """Every promise, over SSH, as the user who runs the tests."""
+
+
+@pytest.fixture(scope="module")
+def ordinary(as_root: None) -> Iterator[str]:
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    with sshd.folder_for_all() as folder, sshd.account(name, "/bin/sh", folder):
+        yield name
+
+
+class TestSshAsOrdinaryUser(HostContract):
+    """Every promise, over SSH to root's sshd, as a user without rights."""
+
+    @pytest.fixture
+    async def place(self, server: sshd.Server, shared: Path, ordinary: str) -> AsyncIterator[Place]:
+        here = Place(server.host(ordinary), shared)
+        here.disable = lambda text: disable(here.root, text)
+        yield here
+        await here.close()
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash", "fish", "tcsh"])
+async def test_any_login_shell_and_its_noise_will_do(
+    as_root: None, server: sshd.Server, shared: Path, shell: str
+) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"no {shell} here")
+    name = f"ff{shell}{uuid.uuid4().hex[:4]}"
+    with sshd.account(name, path, shared) as home:
+        for file in (".bashrc", ".bash_profile", ".profile"):
+            (home / file).write_text(BASHRC)
+        (home / ".cshrc").write_text("echo Welcome, you have mail\nset echo\n")
+        (home / ".config/fish").mkdir(parents=True)
+        (home / ".config/fish/config.fish").write_text("echo Welcome, you have mail\n")
+        place = Place(server.host(name), shared)
+        session = await place.open()
+        assert session.info.user == name
+        (answer,) = await session.read("s", [read("shell", script="echo it works")])
+        assert answer.stdout == "it works\n"
+        made = await session.change(ONE, "s", change(call("append", path=place.path("f"))))
+        assert made.ok
+        await place.close()
+
+
+# -- sudo ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def password(monkeypatch: pytest.MonkeyPatch) -> str:
+    if shutil.which("sudo") is None:
+        pytest.skip("no sudo here")
+    monkeypatch.delenv("FLEETFIX_BECOME_PASSWORD", raising=False)
+    return "correct horse"
+
+
+async def test_become_works_without_a_password(
+    as_root: None, server: sshd.Server, shared: Path, password: str
+) -> None:
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    with sshd.account(name, "/bin/sh", shared), sshd.sudo_rule(name, "NOPASSWD: ALL"):
+        place = Place(server.host(name, become=True), shared)
+        session = await place.open()
+        assert (session.info.uid, session.info.user) == (0, "root")
+        (answer,) = await session.read("s", [read("shell", script="id -u; env")])
+        assert answer.stdout.startswith("0\n")
+        assert "SUDO" not in answer.stdout
+        await place.close()
+
+
+async def test_become_sends_the_password_where_sudo_asks(
+    as_root: None, server: sshd.Server, shared: Path, password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETFIX_BECOME_PASSWORD", password)
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    with sshd.account(name, "/bin/sh", shared, password), sshd.sudo_rule(name, "ALL"):
+        place = Place(server.host(name, become=True), shared)
+        session = await place.open()
+        assert session.info.uid == 0
+        (answer,) = await session.read("s", [read("echo", value=1)])
+        assert answer.value == 1
+        await place.close()
+
+
+async def test_a_missing_password_is_said(
+    as_root: None, server: sshd.Server, shared: Path, password: str
+) -> None:
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    with (
+        sshd.account(name, "/bin/sh", shared, password),
+        sshd.sudo_rule(name, "ALL"),
+        pytest.raises(HostError) as refused,
+    ):
+        await Place(server.host(name, become=True), shared).open()
+    assert refused.value.failure.kind == "sudo"
+    assert "FLEETFIX_BECOME_PASSWORD" in refused.value.failure.hint
+
+
+async def test_a_wrong_password_is_tried_on_one_host_only(
+    as_root: None, server: sshd.Server, shared: Path, password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETFIX_BECOME_PASSWORD", "battery staple")
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    sent: list[str] = []
+    use = Password.use
+
+    async def counted(self: Password, host: str) -> str:
+        text = await use(self, host)
+        sent.append(host)
+        return text
+
+    monkeypatch.setattr(Password, "use", counted)
+    with sshd.account(name, "/bin/sh", shared, password), sshd.sudo_rule(name, "ALL"):
+        for host in ("gpu01", "gpu02", "gpu03"):
+            with pytest.raises(HostError) as refused:
+                await Place(server.host(name, name=host, become=True), shared).open()
+            assert refused.value.failure.kind == "sudo"
+    assert sent == ["gpu01"]
+
+
+async def test_a_user_whom_sudo_refuses_is_told(
+    as_root: None, server: sshd.Server, shared: Path, password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETFIX_BECOME_PASSWORD", password)
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    with sshd.account(name, "/bin/sh", shared, password), pytest.raises(HostError) as refused:
+        await Place(server.host(name, become=True), shared).open()
+    assert refused.value.failure.kind == "sudo"
+
+
+async def test_an_ordinary_user_is_refused_where_root_has_the_lease(
+    server: sshd.Server, shared: Path, ordinary: str
+) -> None:
+    roots = Place(server.host("root"), shared)
+    roots.root.mkdir()
+    roots.root.chmod(0o777)
+    users = Place(server.host(ordinary), shared)
+    first = await roots.open("r1")
+    await first.acquire()
+    second = await users.open("r2")
+    with pytest.raises(HostError) as refused:
+        await second.acquire()
+    assert refused.value.failure.kind == "lease_held"
+    await first.end("ok", keep_claim=False, commit=False)
+    await second.acquire()
+    await roots.close()
+    await users.close()
+
+
+# -- the way to a host ----------------------------------------------------------------------------------
+
+
+async def opened(host: Host, timeout: float = 10.0, **more: object) -> HostError:
+    purpose = Purpose(run="r1", playbook="p", dry=True, operator="o", controller="c")
+    with pytest.raises(HostError) as refused:
+        await open_session(host, purpose, connect_timeout=timeout, **more)  # type: ignore[arg-type]
+    return refused.value
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[sshd.Server]:
+    reason = sshd.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with sshd.server(tmp_path) as running:
+        yield running
+
+
+async def test_a_changed_host_key_is_told_with_its_fingerprint(own_server: sshd.Server) -> None:
+    sshd.known(own_server.folder, own_server.port, own_server.folder / "key.pub")
+    error = await opened(own_server.host(getpass.getuser()), host_keys="accept_new")
+    assert error.failure.kind == "host_key"
+    assert "SHA256:" in error.failure.message
+    assert "ssh-keygen -R" in error.failure.hint
+
+
+async def test_an_unknown_host_key_is_refused_where_nobody_watches(own_server: sshd.Server) -> None:
+    (own_server.folder / "known_hosts").unlink()
+    error = await opened(own_server.host(getpass.getuser()), host_keys="strict")
+    assert error.failure.kind == "host_key"
+
+
+async def test_an_unknown_host_key_is_written_down_where_it_is_accepted(own_server: sshd.Server) -> None:
+    known = own_server.folder / "known_hosts"
+    before = known.read_text()
+    known.unlink()
+    purpose = Purpose(run="r1", playbook="p", dry=True, operator="o", controller="c")
+    host = own_server.host(getpass.getuser())
+    session = await open_session(host, purpose, host_keys="accept_new")
+    await session.close()
+    assert known.read_text().split()[:3] == before.split()[:3]
+    session = await open_session(host, purpose, host_keys="strict")
+    await session.close()
+
+
+async def test_the_users_configuration_decides_about_new_keys(own_server: sshd.Server) -> None:
+    (own_server.folder / "known_hosts").unlink()
+    with (own_server.folder / "ssh_config").open("a") as file:
+        file.write("    StrictHostKeyChecking accept-new\n")
+    purpose = Purpose(run="r1", playbook="p", dry=True, operator="o", controller="c")
+    session = await open_session(own_server.host(getpass.getuser()), purpose)
+    await session.close()
+    assert (own_server.folder / "known_hosts").exists()
+
+
+async def test_a_key_that_is_not_authorised_is_an_auth_failure(own_server: sshd.Server) -> None:
+    (own_server.folder / "authorized_keys").write_text("")
+    assert (await opened(own_server.host(getpass.getuser()))).failure.kind == "auth"
+
+
+async def test_a_host_where_nothing_listens_is_unreachable(own_server: sshd.Server) -> None:
+    host = own_server.host(getpass.getuser()).model_copy(update={"port": 1})
+    assert (await opened(host)).failure.kind == "unreachable"
+
+
+async def test_a_name_that_is_unknown_is_unreachable(own_server: sshd.Server) -> None:
+    host = own_server.host(getpass.getuser()).model_copy(update={"address": "no-such-host.invalid"})
+    assert (await opened(host)).failure.kind == "unreachable"
+
+
+async def test_no_python_is_said(own_server: sshd.Server) -> None:
+    host = own_server.host(getpass.getuser()).model_copy(update={"python": "/nonexistent/python3"})
+    error = await opened(host)
+    assert error.failure.kind == "no_python"
+    assert "python:" in error.failure.hint
+
+
+async def test_a_jump_host_is_connected_to_once_for_all_behind_it(
+    own_server: sshd.Server, shared: Path
+) -> None:
+    user = getpass.getuser()
+    host = own_server.host(user, via=f"{user}@127.0.0.1:{own_server.port}")
+    places = [Place(host, shared) for _ in range(3)]
+    before = _logins(own_server)
+    for place in places:
+        session = await place.open(dry=True)
+        assert (await session.read("s", [read("echo", value=1)]))[0].value == 1
+    assert _logins(own_server) - before == 4
+    for place in places:
+        await place.close()
+
+
+async def test_a_crowd_that_the_server_drops_gets_in_all_the_same(tmp_path: Path, shared: Path) -> None:
+    reason = sshd.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with sshd.server(tmp_path, more="MaxStartups 2:50:6") as crowded:
+        place = Place(crowded.host(getpass.getuser()), shared)
+        sessions = await asyncio.gather(*(place.open(f"r{n}", dry=True) for n in range(12)))
+        assert len(sessions) == 12
+        await place.close()
+
+
+def _logins(server: sshd.Server) -> int:
+    return (server.folder / "sshd.log").read_text().count("Accepted publickey")
