@@ -99,12 +99,14 @@ def _kill(known):
 def watch_for_return(faces, since, seconds=RESPAWN_WATCH):
     """Refuse when a process with one of these faces (uid, argv) is started again within `seconds`.
 
-    `since` holds the pids that were there before. What starts it again is named, and not fought.
+    `since` is the table of all processes before the job was ended. What starts it again is named, and
+    not fought.
     """
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        for pid in pids() - since:
-            if [procs.uid_of(pid), procs.argv_of(pid)] in faces:
+        for pid, (state, _, start) in all_processes().items():
+            new = state not in "ZX" and (pid not in since or since[pid][2] != start)
+            if new and [procs.uid_of(pid), procs.argv_of(pid)] in faces:
                 raise _started_again(pid)
         time.sleep(0.1)
 

@@ -241,6 +241,7 @@ def state(ctx, step):
 
 
 def _fate(ctx, index, entry):
+    launch.wait_for_starter(os.path.join(ctx.state, "job"), index)
     return {
         "argv": procs.shown(entry["argv"])[:8],
         "user": user_name(entry["uid"]),

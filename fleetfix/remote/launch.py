@@ -22,19 +22,19 @@ SETTLE = 1.0  # seconds that a job must live to count as started
 LOCK_WAIT = 30.0
 
 
-def start(ctx, index, entry, by):
-    """The record of the job with this number: started now, or found running already.
+def start(ctx, index, entry, by, there):
+    """(pid of the job with this number, whether it was started now, notes).
 
-    {pid, start, boot, run, step, by, argv, uid, environment, log, offset, at, of, notes, fresh}. Refuses
-    with `command` when it cannot be executed or ends at once, with the last lines of its log.
+    `there()` looks for it under the lock: (pid, start) where it runs already. Refuses with `command`
+    when it cannot be executed or ends at once, with the last lines of its log.
     """
     folder = os.path.join(ctx.state, "job")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    lock = _locked(os.path.join(folder, "starting-%d.lock" % index), ctx.remaining(LOCK_WAIT))
+    lock = _locked(lock_path(folder, index), ctx.remaining(LOCK_WAIT))
     try:
-        there = record_of(folder, index)
-        if there and runs(there):
-            return dict(there, fresh=False)
+        found = there()
+        if found:
+            return found[0], False, []
         log, notes = _choose_log(ctx, folder, entry)
         record = _record(ctx, entry, by, log)
         notes += _launch(folder, index, entry, record, log, lock)
@@ -42,7 +42,30 @@ def start(ctx, index, entry, by):
         os.close(lock)
     record = record_of(folder, index)
     see_it_live(record, ctx.remaining(SETTLE))
-    return dict(record, notes=notes, fresh=True)
+    return record["pid"], True, notes
+
+
+def wait_for_starter(folder, index, seconds=5.0):
+    """Wait while a start is under way: until its stub has become the job, its record proves nothing."""
+    try:
+        lock = os.open(lock_path(folder, index), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    until = time.monotonic() + seconds
+    try:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(0.02)
+    finally:
+        os.close(lock)
+
+
+def lock_path(folder, index):
+    """The file that is locked while the job with this number is being started."""
+    return os.path.join(folder, "starting-%d.lock" % index)
 
 
 def record_of(folder, index):
@@ -185,16 +208,19 @@ def _adopt_orphans(wanted):
 
 
 def _talk(answers, go, run, index):
-    notes = []
+    notes, ready = [], False
     for line in answers:
         word, _, rest = line.rstrip("\n").partition(" ")
         if word == "ready":
+            ready = True
             notes += _scope(run, index, int(rest))
             os.write(go, b"go")
         elif word == "note":
             notes.append(rest)
         elif word == "error":
             raise Refusal("command", "the job could not be started: " + rest)
+    if not ready:
+        raise Refusal("command", "the job could not be started: its stub was killed")
     return notes
 
 

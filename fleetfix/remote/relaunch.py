@@ -6,7 +6,7 @@ import pwd
 import time
 
 from fleetfix.remote import capture, ending, jobs, launch, procs
-from fleetfix.remote.api import Refusal, alive, user_environment, write, write_durably
+from fleetfix.remote.api import Refusal, alive, all_processes, user_environment, write, write_durably
 
 
 @write
@@ -25,9 +25,10 @@ def stop(ctx, targets, grace):
     faces = [[procs.uid_of(pid), procs.argv_of(pid)] for job in targets for pid in _seen_of(job)]
     capture.save(ctx, ctx.step, _merged(ctx, entries), [job["pid"] for job in targets if job["orphan"]])
     ctx.remember("signalled", {"trees": trees, "grace": grace})
+    before = all_processes()
     killed = _end_all(ctx, trees, grace)
     ending.watch_for_return(
-        [face for face in faces if face[1]], ending.pids(), min(ending.RESPAWN_WATCH, ctx.remaining())
+        [face for face in faces if face[1]], before, min(ending.RESPAWN_WATCH, ctx.remaining())
     )
     return {"stopped": [job["pid"] for job in targets], "killed": killed}
 
@@ -122,16 +123,18 @@ def start(ctx, step, described=None, extra=()):
 def _start_all(ctx, entries, by, extra):
     started, already, notes = [], [], []
     for index, entry in enumerate(entries):
-        there = jobs.running(ctx, index, entry)
-        if there:
-            already.append(there[0])
-        elif entry["unit"]:
+
+        def there(index=index, entry=entry):
+            return jobs.running(ctx, index, entry)
+
+        if entry["unit"] and not there():
             _systemctl(ctx, "start", entry["unit"], 60)
             notes.append("started by its unit " + entry["unit"])
-        else:
-            record = launch.start(ctx, index, dict(entry, argv=entry["argv"] + extra), by)
-            (started if record["fresh"] else already).append(record["pid"])
-            notes += record["notes"]
+            continue
+        entry = dict(entry, argv=entry["argv"] + extra)
+        pid, fresh, said = launch.start(ctx, index, entry, by, there)
+        (started if fresh else already).append(pid)
+        notes += said
     return {"started": started, "already": already, "notes": notes}
 
 

@@ -79,8 +79,9 @@ for child in options.get("forks", ()):
         dump(child["dump"])
         while True:
             time.sleep(60)
+python = sys.executable or os.readlink("/proc/self/exe")
 for child in options.get("spawns", ()):
-    subprocess.Popen([sys.executable or os.readlink("/proc/self/exe"), sys.argv[0], json.dumps(child)], start_new_session=True)
+    subprocess.Popen([python, sys.argv[0], json.dumps(child)], start_new_session=True)
 if "step" in options:
     step = options["step"]
     try:
