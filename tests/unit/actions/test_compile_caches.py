@@ -150,6 +150,16 @@ def test_an_unknown_environment_judges_no_age_and_says_so() -> None:
     assert plan.notes == ("the age of caches is not judged: nothing here says which",)
 
 
+def test_what_may_be_stale_alone_at_its_turn_is_announced_by_itself() -> None:
+    inner = found("/tmp/torchinductor_alice/triton", "triton")
+    outer = found(newest=FRESH)
+    now = facts(inner, outer, locked())
+    announced = keys(CompileCaches().foresee(now, REPAIR))
+    turn = keys(CompileCaches().plan(now))
+    assert set(turn) < set(announced)
+    assert turn == ["cache:/tmp/torchinductor_alice/triton", f"lock:{LOCK}"]
+
+
 # -- dead locks -----------------------------------------------------------------------------------------
 
 EXTENSIONS = "/home/alice/.cache/torch_extensions"
