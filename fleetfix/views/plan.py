@@ -124,16 +124,18 @@ def _alike(state: RunState, started: RunStarted, diff: bool) -> list[Group]:
 
 def _of_host(host: HostState, started: RunStarted, diff: bool) -> Iterator[str]:
     """A host's plan, one `step<TAB>text` a line; lines without a step go on from the one before."""
-    for step, _ in started.steps:
-        state = host.steps.get(step)
-        if state is not None and state.planned is not None:
-            yield from _of_step(state.planned, diff)
+    planned = [host.steps[step].planned for step, _ in started.steps if step in host.steps]
+    steps = [step for step in planned if step is not None]
+    for step in steps:
+        yield from _of_step(step, diff)
+    if checks := [step.step for step in steps if step.verdict == "will be checked"]:
+        yield f"checks\t{', '.join(checks)}"
 
 
 def _of_step(planned: StepPlanned, diff: bool) -> Iterator[str]:
-    if planned.pending and not planned.changes:
-        yield f"{planned.step}\t{planned.verdict or 'will be checked'}" + _because(planned)
-    elif planned.pending:
+    if planned.verdict in ("fail", "unknown"):
+        yield f"{planned.step}\t{planned.verdict}{_because(planned)}"
+    if planned.pending:
         for change in planned.changes:
             yield f"{planned.step}\t{_of_change(change)}"
             if diff:
@@ -172,13 +174,15 @@ def _idle(state: RunState) -> Iterator[str]:
         (host.name, note) for host in state.hosts.values() if host.name in idle for note in _notes(host)
     ]
     for one in group(notes):
-        yield f"  {counted(one.hosts)}: note: {one.text}"
+        yield f"  {counted(one.hosts)}: {one.text}"
 
 
 def _notes(host: HostState) -> Iterator[str]:
     for step in host.steps.values():
-        for note in step.planned.notes if step.planned else ():
-            yield one_line(f"{step.planned.step if step.planned else ''}: {note}")
+        if step.planned is not None:
+            if step.planned.verdict in ("fail", "unknown"):
+                yield f"{step.planned.step}: {step.planned.verdict}{_because(step.planned)}"
+            yield from (f"{step.planned.step}: note: {one_line(note)}" for note in step.planned.notes)
 
 
 # -- the terms of the whole run -------------------------------------------------------------------
@@ -230,7 +234,10 @@ def in_hosts(policy: Policy, pending: int, total: int) -> str:
     if canary:
         words.append(f"canary of {canary}")
     if left := pending - canary:
+        # The last size repeats, so equal ones at the end say nothing.
         sizes = [str(min(share.of(pending, least=1), left)) for share in policy.batch]
+        while len(sizes) > 1 and sizes[-1] == sizes[-2]:
+            sizes.pop()
         words.append(
             f"{'then ' if canary else ''}batches of {', '.join(sizes)}" + (" …" if len(sizes) > 1 else "")
         )

@@ -91,7 +91,7 @@ def _outcomes(state: RunState, paint: Paint) -> Iterator[str]:
 
 
 def _messages(outcome: Outcome, hosts: Sequence[HostState]) -> list[Group]:
-    if outcome in GOOD or outcome == "not_started":
+    if outcome == "not_started" or (outcome in GOOD and outcome != "skipped"):
         return [Group(HostSet(host.name for host in hosts), "")] if hosts else []
     return group((host.name, said_of(host)) for host in hosts)
 

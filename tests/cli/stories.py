@@ -98,11 +98,11 @@ def planned(host: str, pid: int, ago: str = "12 min ago") -> Iterator[Event]:
     yield HostConnected(host=host, user="root", python="3.11.2")
     yield StepPlanned(host=host, step="before", pending=False, verdict="will be checked")
     yield StepPlanned(host=host, step="stop", pending=True, changes=(stop_change(pid, ago),))
-    yield StepPlanned(host=host, step="idle", pending=True, verdict="will be checked")
+    yield StepPlanned(host=host, step="idle", pending=False, verdict="will be checked")
     yield StepPlanned(
         host=host, step="wheels", pending=True, changes=(WHEELS,), notes=("numpy is locally modified",)
     )
-    yield StepPlanned(host=host, step="speed", pending=True, verdict="will be checked")
+    yield StepPlanned(host=host, step="speed", pending=False, verdict="will be checked")
     yield HostPlanned(host=host, pending=True)
 
 

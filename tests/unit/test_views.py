@@ -141,6 +141,25 @@ def test_a_run_that_did_nothing_is_two_lines() -> None:
     ]
 
 
+def test_a_host_with_nothing_to_do_still_tells_what_was_found() -> None:
+    found = {
+        "kind": "step_planned",
+        "host": "gpu01",
+        "step": "wheels",
+        "pending": False,
+        "notes": ["a patch"],
+    }
+    slow = {"step": "speed", "verdict": "fail", "reason": "12.8K tok/s", "notes": []}
+    planned = [EVENT.validate_python(found), EVENT.validate_python(found | slow)]
+    ends = [EVENT.validate_python({"kind": "host_planned", "host": "gpu01", "pending": False})]
+    text = plan_text(fold(stories.records([stories.started("gpu01"), *planned, *ends])))
+    assert text.splitlines()[-3:] == [
+        "gpu01: nothing to do",
+        "  gpu01: wheels: note: a patch",
+        "  gpu01: speed: fail: 12.8K tok/s",
+    ]
+
+
 def test_a_measurement_of_another_scope_is_not_compared() -> None:
     slow, fast = stories.measured(12_800), stories.measured(2_500).model_copy(update={"scope": "per_gpu"})
     steps = [
