@@ -159,7 +159,8 @@ class CompileCaches(Action[CacheFacts]):
 
 def _set_aside(found: Found, why: str, whose: Whose) -> Change:
     args = {"path": found.real, "uid": whose.uid}
-    size = f"{found.files:,} files, {caches.spelled_size(found.bytes)}"
+    files = "1 file" if found.files == 1 else f"{found.files:,} files"
+    size = f"{files}, {caches.spelled_size(found.bytes)}"
     return Change(
         key=f"cache:{found.real}",
         summary=f"clear the {found.name} cache {found.real} ({size}; {why})",
