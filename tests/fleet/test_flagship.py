@@ -1,0 +1,276 @@
+"""The main job on real hosts: every promise of purge-cu13, with a witness that is not fleetfix."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from fleetfix.lab.template import FIRST_STEP
+from tests.fleet import independent
+from tests.fleet.conftest import Site, step_began, until
+
+pytestmark = pytest.mark.fleet
+
+Make = Callable[..., Site]
+ALL = "gpu[01-03]"
+TORCHRUN = ("/opt/train/venv/bin/torchrun", "--nproc-per-node=2")
+EVERYWHERE = ("--max-unreachable", "100%")
+
+
+def test_three_contaminated_hosts_are_mended_and_a_second_run_touches_nothing(site: Make) -> None:
+    lab = site(ALL)
+    before = {host: lab.job(host) for host in ("gpu01", "gpu02", "gpu03")}
+    for host in before:
+        assert 12_000 < lab.wait_for_speed(host, 12_000, 14_000) < 14_000
+    ran = lab.run(ALL)
+    assert (ran.exit, ran.outcomes) == (0, dict.fromkeys(before, "changed")), ran.told
+    for host, old in before.items():
+        pid = lab.pid(host)
+        assert independent.damaged(pid) == []
+        left = independent.distributions(pid)
+        assert [name for name in left if "cu13" in name] == ["nixl-cu13"]
+        assert "nixl-cu13" in independent.required(pid)
+        assert not {"nvidia-cublas", "cuda-toolkit", "sglang-kernel"} & set(left)
+        assert {"nvidia-ml-py", "nvidia-cudnn-cu12"} <= set(left)
+        assert independent.torch_imports(pid) == "ok 12.8"
+        new = lab.job(host)
+        assert new.pid != old.pid
+        assert (new.argv, new.cwd, new.environ, new.limits, new.umask) == (
+            old.argv,
+            old.cwd,
+            old.environ,
+            old.limits,
+            old.umask,
+        )
+        assert min(independent.first_steps(pid)) >= FIRST_STEP, "from its checkpoint, not from step 0"
+        assert lab.lab.read(host, "/var/log/train/train.log").count(b"Loading the checkpoint") == 2
+        assert lab.wait_for_speed(host, 19_000, 21_000) > 19_000
+        assert "/tmp/torchinductor_root.fleetfix-trash" not in "".join(lab.files(host))
+    jobs = {host: lab.job(host) for host in before}
+    files = {host: lab.files(host) for host in before}
+    again = lab.run(ALL)
+    assert (again.exit, set(again.outcomes.values())) == (0, {"ok"}), again.told
+    assert {host: lab.job(host) for host in before} == jobs
+    assert {host: lab.files(host) for host in before} == files
+    assert again.of("change_started") == []
+
+
+def test_a_healthy_host_among_them_is_not_touched(site: Make) -> None:
+    lab = site(ALL, contaminated=["gpu01", "gpu03"])
+    job, files = lab.job("gpu02"), lab.files("gpu02")
+    ran = lab.run(ALL)
+    assert ran.outcomes == {"gpu01": "changed", "gpu02": "ok", "gpu03": "changed"}, ran.told
+    assert lab.job("gpu02") == job
+    assert lab.files("gpu02") == files
+    assert ran.of("wave_started")[0]["hosts"] == ["gpu01"], "the canary has work"
+
+
+def test_a_dry_run_leaves_every_file_and_process_as_it_was(site: Make) -> None:
+    lab = site(ALL, contaminated=["gpu01", "gpu02"])
+    before = {host: lab.lab.files(host, ignore=independent_job_files()) for host in ("gpu01", "gpu03")}
+    processes = {host: [one.pid for one in lab.lab.processes(host)] for host in before}
+    ran = lab("run", "purge-cu13", "--hosts", ALL, "-i", lab.inventory, "--dry-run", "--diff")
+    assert ran.exit == 0
+    assert "repair 21 files of 4 packages" in ran.out
+    assert "nothing was changed" in ran.out
+    after = {host: lab.lab.files(host, ignore=independent_job_files()) for host in before}
+    assert after == before
+    left = {host: [one.pid for one in lab.lab.processes(host)] for host in before}
+    assert left == processes
+
+
+def independent_job_files() -> tuple[str, ...]:
+    return ("/opt/train/checkpoints", "/var/log/train")
+
+
+def test_hosts_that_may_not_be_touched_say_why_and_are_left_alone(site: Make) -> None:
+    lab = site("gpu[01-07]")
+    lab.lab.break_host("gpu01", "no_repair_source")
+    lab.lab.break_host("gpu02", "foreign_job")
+    lab.lab.break_host("gpu03", "nvidia_smi_hangs")
+    lab.lab.break_host("gpu04", "driver_mismatch")
+    lab.lab.break_host("gpu05", "vanish")
+    lab.lab.break_host("gpu06", "disabled")
+    lab.lab.break_host("gpu07", "full_disk")
+    still = ["gpu01", "gpu02", "gpu03", "gpu04", "gpu06", "gpu07"]
+    jobs = {host: lab.job(host) for host in still}
+    files = {host: lab.files(host) for host in still}
+    foreign = [one.pid for one in lab.lab.processes("gpu02")]
+    ran = lab.run("gpu[01-07]", *EVERYWHERE)
+    reasons = {host: ran.finished(host)["reason"] for host in ran.outcomes}
+    assert ran.outcomes == {**dict.fromkeys(still, "blocked"), "gpu05": "unreachable"}, reasons
+    assert "no source for nvidia-cudnn-cu12" in reasons["gpu01"]
+    owner = "alice's job" if os.geteuid() == 0 else "job"
+    assert owner in reasons["gpu02"]
+    assert "nvidia-smi" in reasons["gpu03"]
+    assert "driver" in reasons["gpu04"].lower()
+    assert "DISABLED" in reasons["gpu06"] or "switched off" in reasons["gpu06"]
+    assert "room" in reasons["gpu07"] or "full" in reasons["gpu07"] or "space" in reasons["gpu07"]
+    assert ran.exit == 2
+    assert {host: lab.job(host) for host in still} == jobs
+    assert {host: lab.files(host) for host in still} == files
+    assert [one.pid for one in lab.lab.processes("gpu02")] == foreign
+
+
+def test_after_a_cure_by_hand_the_damaged_survivors_are_repaired_and_no_job_is_invented(
+    site: Make,
+) -> None:
+    lab = site("gpu[01-02]", contaminated=[])
+    for host in ("gpu01", "gpu02"):
+        lab.lab.break_host(host, "naive_purge")
+        assert independent.damaged(lab.pid(host))
+        assert "ImportError" in independent.torch_imports(lab.pid(host))
+        assert independent.jobs(lab.pid(host)) == []
+        lab.set_vars(host, venv="/opt/train/venv")
+    lab.set_vars(
+        "gpu02",
+        job={
+            "argv": [*TORCHRUN, "train.py", "--config", "llama3-8b.toml"],
+            "cwd": "/opt/train",
+            "log": "/var/log/train/train.log",
+        },
+    )
+    ran = lab.run("gpu[01-02]")
+    assert ran.outcomes == {"gpu01": "changed", "gpu02": "changed"}, ran.told
+    planned = [
+        event["changes"][0]["summary"]
+        for event in ran.of("step_planned")
+        if event["host"] == "gpu01" and event["step"] == "wheels"
+    ]
+    assert "4 packages" in planned[0]
+    for host in ("gpu01", "gpu02"):
+        assert independent.damaged(lab.pid(host)) == []
+        assert independent.torch_imports(lab.pid(host)) == "ok 12.8"
+    assert independent.jobs(lab.pid("gpu01")) == []
+    assert lab.job("gpu02").argv[-1] == "llama3-8b.toml"
+    assert lab.wait_for_speed("gpu02", 19_000, 21_000) > 19_000
+
+
+def test_a_local_patch_of_another_package_is_told_and_survives(site: Make) -> None:
+    lab = site("gpu[01-01]")
+    lab.lab.break_host("gpu01", "local_patch")
+    patched = [path for path in independent.damaged(lab.pid("gpu01")) if "numpy" in path]
+    assert len(patched) == 1
+    ran = lab.run("gpu01")
+    assert ran.outcomes == {"gpu01": "changed"}, ran.told
+    assert independent.damaged(lab.pid("gpu01")) == patched
+    assert any("numpy" in event["text"] for event in ran.of("host_said"))
+
+
+def test_a_load_check_that_fails_brings_everything_back_byte_for_byte(site: Make) -> None:
+    lab = site("gpu[01-02]")
+    lab.lab.break_host("gpu01", "load_fails")
+    before = {host: (lab.files(host), lab.job(host)) for host in ("gpu01", "gpu02")}
+    ran = lab.run("gpu[01-02]")
+    assert ran.outcomes == {"gpu01": "rolled_back", "gpu02": "not_started"}, ran.told
+    assert ran.exit == 3
+    finished = ran.finished("gpu01")
+    assert finished["step"] == "loads"
+    assert "ImportError" in finished["reason"] or "import" in finished["reason"]
+    assert not finished["job_stopped"]
+    assert lab.files("gpu01") == before["gpu01"][0]
+    new, old = lab.job("gpu01"), before["gpu01"][1]
+    assert (new.argv, new.cwd, new.environ, new.limits) == (old.argv, old.cwd, old.environ, old.limits)
+    assert min(independent.first_steps(lab.pid("gpu01"))) >= FIRST_STEP
+    assert (lab.files("gpu02"), lab.job("gpu02")) == before["gpu02"]
+
+
+def test_without_a_canary_a_host_that_rolled_back_is_exit_2(site: Make) -> None:
+    lab = site("gpu[01-01]")
+    lab.lab.break_host("gpu01", "load_fails")
+    ran = lab.run("gpu01", "--canary", "0")
+    assert (ran.outcomes, ran.exit) == ({"gpu01": "rolled_back"}, 2), ran.told
+
+
+def test_a_speed_that_does_not_come_back_keeps_the_repair_and_halts(site: Make) -> None:
+    lab = site("gpu[01-02]")
+    lab.lab.break_host("gpu01", "slow_after_repair")
+    ran = lab.run("gpu[01-02]")
+    assert ran.outcomes == {"gpu01": "unproven", "gpu02": "not_started"}, ran.told
+    assert ran.exit == 3
+    assert independent.damaged(lab.pid("gpu01")) == []
+    assert lab.job("gpu01")
+    assert ran.of("rollback_started") == []
+
+
+def test_a_job_that_something_restarts_is_named_and_not_fought(site: Make) -> None:
+    lab = site("gpu[01-01]")
+    lab.lab.break_host("gpu01", "respawning_job")
+    ran = lab.run("gpu01")
+    assert ran.outcomes["gpu01"] in ("blocked", "rolled_back"), ran.told
+    reason = ran.finished("gpu01")["reason"]
+    assert "restart" in reason or "again" in reason, reason
+    assert independent.jobs(lab.pid("gpu01")), "training runs"
+
+
+def test_a_killed_controller_leaves_a_host_that_says_so_and_rollback_brings_the_job_back(
+    site: Make,
+) -> None:
+    lab = site("gpu[01-02]")
+    before = lab.files("gpu01"), lab.job("gpu01")
+    process = lab.start("run", "purge-cu13", "--hosts", "gpu01", "-i", lab.inventory, "--yes", "--json")
+    run = step_began(process, "idle")
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    assert independent.jobs(lab.pid("gpu01")) == [], "killed between stop and wheels"
+    refused = lab.run("gpu[01-02]", *EVERYWHERE)
+    assert refused.outcomes["gpu01"] == "unfinished", refused.told
+    reason = refused.finished("gpu01")["reason"]
+    assert run in reason
+    assert "stop" in reason
+    assert independent.jobs(lab.pid("gpu01")) == []
+    back = lab("rollback", run, "-i", lab.inventory, "--yes")
+    assert back.exit == 0, back.err + back.out
+    assert lab.files("gpu01") == before[0]
+    assert lab.job("gpu01").argv == before[1].argv
+    assert lab.job("gpu01").environ == before[1].environ
+    after = lab.run("gpu01", "--dry-run")
+    assert after.outcomes == {"gpu01": "pending"}, after.told
+
+
+STUBBORN = """
+name: stubborn
+steps:
+  - id: work
+    shell:
+      run: |
+        trap '' TERM
+        setsid sh -c 'trap "" TERM; sleep 1001' &
+        (sh -c 'sleep 1002 &') &
+        sleep 1003
+      always: true
+    timeout: 5m
+"""
+
+
+def test_the_second_interrupt_leaves_no_process_of_the_step_on_any_host(site: Make) -> None:
+    lab = site("gpu[01-02]", contaminated=[])
+    playbook = lab.home / "stubborn.yaml"
+    playbook.write_text(STUBBORN)
+    together = ("--canary", "0", "--batch", "100%")
+    process = lab.start(
+        "run", str(playbook), "--hosts", "gpu[01-02]", "-i", lab.inventory, "--yes", "--json", *together
+    )
+
+    def sleeping(host: str) -> list[str]:
+        return [" ".join(one.argv) for one in lab.lab.processes(host) if "sleep" in one.argv[:1]]
+
+    until(lambda: len(sleeping("gpu01")) == 3 == len(sleeping("gpu02")), "three sleeps on each host")
+    before = [one.pid for one in lab.lab.processes("gpu01") if "torchrun" in " ".join(one.argv)]
+    process.send_signal(signal.SIGINT)
+    until(lambda: _said(process, "run_interrupted"), "the first interrupt to be heard")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert sleeping("gpu01") == []
+    assert sleeping("gpu02") == []
+    assert [one.pid for one in lab.lab.processes("gpu01") if "torchrun" in " ".join(one.argv)] == before
+
+
+def _said(process: subprocess.Popen[str], kind: str) -> bool:
+    assert process.stdout is not None
+    return any(f'"{kind}"' in line for line in process.stdout)
