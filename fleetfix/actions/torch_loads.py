@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fleetfix.action import Check, Probe, Verdict
 from fleetfix.actions.wheel_parts import CudaMajor, Venv, audit_of, audit_read
-from fleetfix.commands import Completed, Read, Value
+from fleetfix.commands import Completed, Read, Seconds, Value
 from fleetfix.domain.wheels import Audit, Cuda, unsound
 
 CUDA_LIBRARY = re.compile(r"/(lib(?:cudart|nvrtc|cublas|cublasLt|nvJitLink)\.so\.(1[23]))")
@@ -49,11 +49,11 @@ class TorchLoads(Check[LoadFacts]):
 
     venv: Venv
     cuda: CudaMajor
-    within_seconds: float = Field(default=LOAD_SECONDS, gt=1, alias="import_timeout")
+    import_timeout: Seconds = Field(default=LOAD_SECONDS, gt=1)
 
     def probe(self) -> Probe[LoadFacts]:
         """One question to torch, one to the files."""
-        load = Read(function="loads.torch", args={"venv": self.venv}, timeout=self.within_seconds)
+        load = Read(function="loads.torch", args={"venv": self.venv}, timeout=self.import_timeout)
         said, audited = yield (load, audit_read(self.venv, ()))
         audit, failure = audit_of(audited)
         return _facts(audit, failure, said)
@@ -64,7 +64,7 @@ class TorchLoads(Check[LoadFacts]):
         if unknown:
             return Verdict(result="unknown", reason=unknown)
         if facts.late:
-            return Verdict(result="unknown", reason=f"import torch took over {self.within_seconds:g} s")
+            return Verdict(result="unknown", reason=f"import torch took over {self.import_timeout:g} s")
         wrong = _broken(facts) or _other_cuda(facts.said, self.cuda) or unsound(facts.audit, self.cuda)
         if wrong or facts.said is None:
             return Verdict(result="fail", reason=wrong or "torch did not load", final=True)

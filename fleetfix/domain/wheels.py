@@ -92,6 +92,8 @@ class Dist(Value):
     files: int = 0
     bytes: int = 0
     outside: int = 0
+    borrowed: bool = False
+    """Its RECORD was lost in an interrupted removal, and is taken from a cache."""
 
     @property
     def label(self) -> str:
@@ -137,6 +139,8 @@ class Audit(Value):
     dists: tuple[Dist, ...] = ()
     leftovers: tuple[str, ...] = ()
     eggs: tuple[str, ...] = ()
+    rights: bool = True
+    """Whether we may change what belongs to the environment's owner."""
     machine: str = "x86_64"
     python: str = "3.11"
 
@@ -215,6 +219,7 @@ def cure(audit: Audit, keep: Cuda, purge: Iterable[str] = ()) -> Cure:
     blocked = _no_place(audit) or _torch_goes(audit, keep)
     if blocked:
         return Cure(blocked=blocked)
+    audit = audit.model_copy(update={"dists": tuple(_living(audit, keep))})
     going, left = _candidates(audit, keep, frozenset(map(normal, purge)))
     spared = _spared(audit, going)
     going = {info: dist for info, dist in going.items() if info not in spared}
@@ -223,12 +228,28 @@ def cure(audit: Audit, keep: Cuda, purge: Iterable[str] = ()) -> Cure:
     mend = tuple(dist for dist in staying if _to_mend(dist, going, keep))
     stays = (f"{audit_label(audit, info)} stays: {why}" for info, why in sorted(reasons.items()))
     return Cure(
-        blocked=_must_choose(audit, going, reasons, keep) or _unprovable(going.values()),
+        blocked=_must_choose(audit, going, reasons, keep)
+        or _unprovable(going.values())
+        or _without_record(staying, keep),
         remove=tuple(going.values()),
         repair=mend,
         files=sum(lost_files(dist, going) for dist in mend),
         notes=(*stays, *_found_and_left(audit, staying, mend, going)),
     )
+
+
+def _living(audit: Audit, keep: Cuda) -> list[Dist]:
+    """All but what pip left behind as `~x` of packages that are not of the other CUDA."""
+    found = []
+    for dist in audit.dists:
+        evidence = classify(dist)
+        if not _renamed(dist) or (evidence is not None and evidence.cuda != keep):
+            found.append(dist)
+    return found
+
+
+def _renamed(dist: Dist) -> bool:
+    return dist.info.rpartition("/")[2].startswith("~")
 
 
 def audit_label(audit: Audit, info: str) -> str:
@@ -246,6 +267,8 @@ def _no_place(audit: Audit) -> str | None:
     }
     if audit.env.kind != "venv":
         return f"{audit.env.path}: {advice.get(audit.env.kind, 'it is no virtual environment')}"
+    if not audit.rights:
+        return f"{audit.env.path} belongs to {audit.env.user or audit.env.uid} (use become: true)"
     return None
 
 
@@ -292,6 +315,8 @@ def _candidates(audit: Audit, keep: Cuda, listed: frozenset[str]) -> tuple[dict[
 
 
 def _asked_for(dist: Dist, evidence: Evidence) -> str | None:
+    if _half(dist):
+        return None
     if dist.direct:
         return "it was installed from a place of its own"
     if dist.requested:
@@ -383,6 +408,18 @@ def _unprovable(going: Iterable[Dist]) -> str | None:
     return None
 
 
+def _without_record(staying: Iterable[Dist], keep: Cuda) -> str | None:
+    for dist in staying:
+        evidence = classify(dist)
+        ours = normal(dist.name) == "torch" or (evidence is not None and evidence.cuda == keep)
+        if ours and (dist.record is None or dist.borrowed):
+            return (
+                f"{dist.label} stays and has no RECORD, its removal was interrupted: install this version "
+                "again with --force-reinstall --no-deps, then run this again"
+            )
+    return None
+
+
 def _to_mend(dist: Dist, going: Mapping[str, Dist], keep: Cuda) -> bool:
     """Whether a staying package lost files to those who go, or lacks what makes it work."""
     if dist.record is None:
@@ -403,6 +440,11 @@ def lost_files(dist: Dist, going: Mapping[str, Dist]) -> int:
     return dist.missing + _taken(dist, going)
 
 
+def _half(dist: Dist) -> bool:
+    """Whether a removal of it began: uv removed its RECORD, or pip renamed its dist-info to `~x`."""
+    return dist.borrowed or _renamed(dist)
+
+
 def _found_and_left(
     audit: Audit, staying: Iterable[Dist], mend: tuple[Dist, ...], going: Mapping[str, Dist]
 ) -> list[str]:
@@ -416,6 +458,8 @@ def _found_and_left(
         other = sum(group.files for group in dist.overwritten) - _taken(dist, going)
         if other and dist.record is not None:
             notes.append(f"{dist.label}: {other} files hold the bytes of another staying package")
+    halves = (dist for dist in going.values() if _half(dist))
+    notes += [f"{dist.label}: its removal was interrupted and is finished" for dist in halves]
     notes += [f"{name} is left over from an interrupted removal" for name in audit.leftovers]
     notes += [f"{name} was installed without a RECORD and cannot be judged" for name in audit.eggs]
     return notes

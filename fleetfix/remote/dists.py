@@ -34,12 +34,14 @@ class Dist:
         self.info = info  # path of the dist-info folder, relative to the prefix
         self.site = site
         self.name = self.version = ""
+        self.named = False  # whether METADATA says name and version
         self.requires = []
         self.rows = None  # [(path, sha256 hex or None, size or None)]; None without a RECORD
         self.record = None  # digest of RECORD
         self.recorded_at = 0  # ctime (ns) of RECORD
         self.requested = self.direct = False
         self.installer = ""
+        self.borrowed = False  # its rows come from a cache: only what hashes right is its own
         self.outside = 0  # rows that lead out of the environment; nothing touches these
 
     @property
@@ -79,17 +81,27 @@ class Environment:
         self._hashes = {}
         self.claims = {}
         for dist in self.dists:
-            for path, sha, size in dist.rows or ():
-                self.claims.setdefault(path, []).append((dist, sha, size))
+            self._claim(dist)
+
+    def _claim(self, dist):
+        for path, sha, size in dist.rows or ():
+            self.claims.setdefault(path, []).append((dist, sha, size))
+
+    def lend(self, dist, record):
+        """Give a package without RECORD the one of its wheel."""
+        dist.rows, dist.outside = read_record(record, dist.site)
+        dist.borrowed = True
+        dist.record = "borrowed " + hashlib.sha256(record).hexdigest()[:16]
+        self._claim(dist)
 
     def _read_site(self, site):
         inside = os.path.relpath(site, self.prefix)
         for name in sorted(os.listdir(site)):
             if name.startswith("~"):
                 self.leftovers.append(inside + "/" + name)
-            elif name.endswith(".dist-info") and os.path.isdir(os.path.join(site, name)):
+            if name.endswith(".dist-info") and os.path.isdir(os.path.join(site, name)):
                 dist = read_dist(self.prefix, inside, name)
-                if dist is not None:
+                if dist.named or not name.startswith("~"):
                     self.dists.append(dist)
             elif name.endswith((".egg-info", ".egg-link")):
                 self.eggs.append(name)
@@ -178,7 +190,7 @@ def hash_file(path):
 
 
 def read_dist(prefix, site, name):
-    """The Dist of one dist-info folder, or None where it holds nothing that names a package."""
+    """The Dist of one dist-info folder; one that pip renamed to `~x` has its name from METADATA."""
     dist = Dist(site + "/" + name, site)
     folder = os.path.join(prefix, site, name)
     _read_metadata(dist, folder, name)
@@ -206,6 +218,7 @@ def _read_metadata(dist, folder, name):
             dist.name = value
         elif key == "version":
             dist.version = value
+            dist.named = True
         elif key == "requires-dist":
             dist.requires.append(value)
 
@@ -305,14 +318,59 @@ def unowned(environment, purge):
     }
     files, last = [], []
     for dist in purge:
-        for path, _, _ in dist.rows or ():
+        for path, sha, _ in dist.rows or ():
             if path in kept or path.startswith(dist.info + "/"):
+                continue
+            if dist.borrowed and environment.sha256(path) != sha:
                 continue
             files.append(path)
             files += [one for one in _byte_code(environment, path) if one not in kept]
+        files += stashed(environment, dist)
         last += _info_files(environment, dist)
     there = [path for path in dict.fromkeys(files) if os.path.lexists(environment.full(path))]
     return there + last
+
+
+def stashed(environment, dist):
+    """[path] of files that pip moved into `~x` folders while it removed this package.
+
+    pip renames what it removes beside itself first. A file there is this package's if its bytes are.
+    """
+    if not os.path.basename(dist.info).startswith("~"):
+        return []
+    own = {sha for _, sha, _ in dist.rows or () if sha is not None}
+    above = {dist.site}
+    for path, _, _ in dist.rows or ():
+        folder = os.path.dirname(path)
+        while folder.startswith(dist.site + "/"):
+            folder = os.path.dirname(folder)
+            above.add(folder)
+    found = []
+    for folder in sorted(above):
+        for name in _stashes(environment.full(folder)):
+            for inside, _, names in os.walk(environment.full(folder + "/" + name)):
+                relative = os.path.relpath(inside, environment.prefix)
+                found += [
+                    one for one in (relative + "/" + each for each in sorted(names)) if one not in found
+                ]
+    proven = {path for path in found if environment.sha256(path) in own}
+    return [path for path in found if path in proven or _module_of(path) in proven]
+
+
+def _module_of(path):
+    """The module that a file of byte code was compiled from, or None."""
+    folder, name = os.path.split(path)
+    if not name.endswith(".pyc") or os.path.basename(folder) != "__pycache__":
+        return None
+    return os.path.join(os.path.dirname(folder), name.partition(".")[0] + ".py")
+
+
+def _stashes(folder):
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    return [name for name in names if name.startswith("~") and not name.endswith(".dist-info")]
 
 
 def _byte_code(environment, path):

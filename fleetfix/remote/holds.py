@@ -75,12 +75,30 @@ def _reaches(prefix, outer, uid):
 
 
 def opened(held):
-    """A descriptor of the inner folder, made if need be, that belongs to the tree's owner."""
-    os.makedirs(held["outer"], 0o700, exist_ok=True)
-    os.makedirs(held["folder"], 0o700, exist_ok=True)
+    """A descriptor of the inner folder, made if need be, that belongs to the tree's owner.
+
+    The outer folder may stand where the owner of the tree can rename things: it is used only if it
+    is ours and nobody else may enter it.
+    """
+    try:
+        os.mkdir(held["outer"], 0o700)
+    except FileExistsError:
+        pass
+    outer = os.open(held["outer"], tree.FOLDER)
+    try:
+        info = os.fstat(outer)
+        if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
+            raise Refusal("blocked", "%s is not ours" % held["outer"], "remove it")
+        try:
+            os.mkdir("files", 0o700, dir_fd=outer)
+        except FileExistsError:
+            pass
+        inner = os.open("files", tree.FOLDER, dir_fd=outer)
+    finally:
+        os.close(outer)
     if os.geteuid() == 0:
-        os.chown(held["folder"], held["uid"], -1)
-    return os.open(held["folder"], tree.FOLDER)
+        os.fchown(inner, held["uid"], -1)
+    return inner
 
 
 def temporary(path, tag, use=""):
@@ -175,6 +193,7 @@ def _put_back_one(place, fd, tag, entry):
     if entry["kind"] == "absent":
         if now is None:
             return 0
+        _forget_byte_code(place, path)
         place.unlink(path)
         return 1
     if entry["kind"] == "link":
@@ -191,6 +210,17 @@ def _put_back_one(place, fd, tag, entry):
         place.link_from(fd, entry["name"], fresh)
     place.rename(fresh, path)
     return 1
+
+
+def _forget_byte_code(place, path):
+    """Remove what Python compiled of a module that was not there before."""
+    folder, name = os.path.split(path)
+    cache = os.path.join(folder, "__pycache__")
+    if name.endswith(".py") and place.stat(cache) is not None:
+        for one in place.names(cache):
+            if one.startswith(name[:-2]) and one.endswith(".pyc"):
+                place.unlink(cache + "/" + one)
+        place.remove_folder(cache)
 
 
 def _is_held(now, fd, entry):

@@ -48,6 +48,19 @@ def take(store, sha):
     return fd, 0o755 if os.fstat(fd).st_mode & 0o111 else 0o644
 
 
+def environment_at(ctx, where):
+    """Read an environment; a RECORD that uv removed first is taken from a cache that has this wheel."""
+    found = dists.Environment(where["path"], where["site"])
+    without = [dist for dist in found.dists if dist.rows is None]
+    if without:
+        places = sources.Sources(ctx, where)
+        for dist in without:
+            data = places.record_of(dist)
+            if data is not None:
+                found.lend(dist, data)
+    return found
+
+
 def found_again(ctx, venv):
     """The environment at the time of a change: it must still be one that may be changed."""
     where = environments.resolve(ctx, venv)
@@ -68,7 +81,7 @@ def find(ctx, venv, repair, purge, wheelhouse=None, quick=False):
     where = environments.resolve(ctx, venv)
     if "none" in where:
         return {"none": where["none"], "parts": [], "free": 0, "room": 0}
-    environment = dists.Environment(where["path"], where["site"])
+    environment = environment_at(ctx, where)
     try:
         mend, go = environment.of(repair), environment.of(purge)
     except KeyError as error:
@@ -123,7 +136,7 @@ def _free(path):
 def stage(ctx, venv, repair, purge, wheelhouse=None):
     """Fetch and check every file that the packages `repair` lack. Returns bytes and sources."""
     where = found_again(ctx, venv)
-    environment = dists.Environment(where["path"], where["site"])
+    environment = environment_at(ctx, where)
     try:
         mend, go = environment.of(repair), environment.of(purge)
     except KeyError as error:

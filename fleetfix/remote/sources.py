@@ -170,6 +170,18 @@ class Sources:
             self._held = Held(self.ctx.home)
         return self._held
 
+    def record_of(self, dist):
+        """The RECORD that a package's wheel brings, from a cache; None where none has it."""
+        info = os.path.basename(dist.info)
+        for offer in self._uv_cache(dist):
+            return dists.read_text(os.path.join(offer.folder, info, "RECORD"))
+        for offer in self._pip_cache(dist):
+            try:
+                return offer.archive.read(info + "/RECORD")
+            except (OSError, KeyError, AttributeError, zipfile.BadZipFile):
+                continue
+        return None
+
     # -- caches -------------------------------------------------------------------------------
 
     def _uv_cache(self, dist):
@@ -352,6 +364,7 @@ class Sources:
             self.home + "/.cargo/bin",
             "/usr/local/bin",
             "/usr/bin",
+            *(one for one in self.environ.get("PATH", "").split(":") if one.startswith("/")),
         ):
             if os.access(folder + "/uv", os.X_OK):
                 return folder + "/uv"

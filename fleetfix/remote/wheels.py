@@ -31,8 +31,9 @@ def audit(ctx, venv, purge=(), cuda=None):
     }
     if where["kind"] != "venv":
         return found
-    environment = dists.Environment(where["path"], where["site"])
+    environment = parts.environment_at(ctx, where)
     found.update(examine(environment, {dists.normal(name) for name in purge}))
+    found["rights"] = os.geteuid() in (0, where["uid"])
     found["machine"] = platform.machine()
     found["python"] = _python_of(where["site"])
     return _fitting(found)
@@ -50,7 +51,9 @@ def _fitting(found):
     """Cut what is only told, never what is decided on, until the reply fits."""
     if len(json.dumps(found)) > LARGEST_REPLY:
         for dist in found["dists"]:
-            dist["samples"] = []
+            for key in ("samples", "installer", "files", "bytes"):
+                if dist.get(key) != "conda":
+                    dist.pop(key, None)
     if len(json.dumps(found)) > LARGEST_REPLY:
         raise Refusal("bug", "the audit of %s does not fit into a reply" % found["env"]["path"])
     return found
@@ -78,9 +81,21 @@ def examine(environment, listed):
         "torch": environment.torch(),
         "count": len(environment.dists),
         "dists": shown,
-        "leftovers": environment.leftovers[:20],
+        "leftovers": _leftovers(environment)[:20],
         "eggs": [name for name in environment.eggs if dists.SPEAKS_OF_CUDA.search(dists.normal(name))][:20],
     }
+
+
+def _leftovers(environment):
+    """The `~x` folders that pip left behind and that no package here can prove to be its own."""
+    proven = {path for dist in environment.dists for path in dists.stashed(environment, dist)}
+    known = {dist.info for dist in environment.dists}
+    found = []
+    for folder in environment.leftovers:
+        inside = [path for path in proven if path.startswith(folder + "/")]
+        if folder not in known and not inside:
+            found.append(folder)
+    return found
 
 
 def _evidence(environment, dist):
@@ -110,7 +125,7 @@ def _facts(environment, dist, thorough, names, evidence):
             altered += 1
             if len(samples) < SAMPLES:
                 samples.append(path[-120:])
-    return {
+    facts = {
         "info": dist.info,
         "name": dist.name,
         "version": dist.version,
@@ -130,7 +145,10 @@ def _facts(environment, dist, thorough, names, evidence):
         "files": len(dist.rows or ()),
         "bytes": size,
         "outside": dist.outside,
+        "borrowed": dist.borrowed,
     }
+    keep = ("info", "name", "version", "record")  # the rest is empty by default
+    return {key: value for key, value in facts.items() if value or key in keep}
 
 
 def _requires(dist, names):
@@ -155,7 +173,7 @@ def repair(ctx, venv, repair=(), purge=(), records=None):
     RECORD that changed since is a stale plan.
     """
     where = parts.found_again(ctx, venv)
-    environment = dists.Environment(where["path"], where["site"])
+    environment = parts.environment_at(ctx, where)
     if ctx.recall("manifest") is not None:
         # Begun before: what is gone already is how it should be.
         purge = [info for info in purge if os.path.isdir(environment.full(info))]

@@ -1,5 +1,6 @@
 """Environments made by real pip and real uv, contaminated, mended byte by byte, and taken back."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 from fleetfix.actions.cuda_wheels import CudaWheels
 from fleetfix.actions.wheel_parts import WheelParts
-from fleetfix.remote import dists, environments, jobs, parts, sources, tree, wheels
+from fleetfix.remote import dists, environments, holds, jobs, parts, sources, tree, wheels
 from fleetfix.remote.api import Refusal
 from tests.wheelhouse import CLEAN, OTHER, PURGE, UV, Host, Venv, house, nccl, snapshot, wheel
 
@@ -440,3 +441,69 @@ def test_listed_names_go_though_somebody_asked_for_them(tmp_path, caches, files,
     host.apply(stage)
     host.apply(cure)
     assert venv.broken() == []
+
+
+def test_a_removal_that_uv_did_not_finish_is_finished(tmp_path, caches, files, host):
+    venv = made("uv", tmp_path, caches, files)
+    info = venv.site / "nvidia_nccl_cu13-2.28.9.dist-info"
+    os.unlink(info / "RECORD")
+    os.unlink(venv.site / "nvidia/nccl/lib/libnccl.so.2")
+    before = snapshot(venv.path, times=True)
+    plan = mend(host, venv, files)
+    assert "nvidia-nccl-cu13 2.28.9: its removal was interrupted and is finished" in plan.notes
+    assert venv.broken() == []
+    assert not info.exists()
+    assert not (venv.site / "nvidia/nccl/include/nccl_device").exists()
+    host.undo(plan, "cuda_wheels")
+    assert snapshot(venv.path, times=True) == before
+
+
+def test_a_removal_without_any_record_of_what_was_there_is_blocked(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    os.unlink(venv.site / "nvidia_nccl_cu13-2.28.9.dist-info/RECORD")
+    assert "nvidia-nccl-cu13 2.28.9 has no RECORD" in host.plan(actions(venv, files)[0]).blocked
+
+
+def test_a_removal_that_pip_did_not_finish_is_finished(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    os.rename(
+        venv.site / "nvidia_nccl_cu13-2.28.9.dist-info", venv.site / "~vidia_nccl_cu13-2.28.9.dist-info"
+    )
+    os.rename(venv.site / "nvidia/nccl", venv.site / "nvidia/~ccl")
+    (venv.site / "nvidia/~ccl/notes.txt").write_text("somebody's own\n")
+    before = snapshot(venv.path, times=True)
+    plan = mend(host, venv, files)
+    assert venv.broken() == []
+    assert sorted(path.name for path in venv.site.glob("nvidia/~ccl/**/*")) == ["notes.txt"]
+    assert not list(venv.site.glob("~*"))
+    host.undo(plan, "cuda_wheels")
+    assert snapshot(venv.path, times=True) == before
+
+
+def test_byte_code_compiled_after_the_repair_goes_with_its_undo(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    venv.uninstall(*OTHER)
+    before = snapshot(venv.path, times=True)
+    plan = mend(host, venv, files)
+    subprocess.run([venv.python, "-I", "-c", "import nvidia.nccl"], check=True)
+    assert list(venv.site.glob("nvidia/nccl/__pycache__/*.pyc"))
+    host.undo(plan, "cuda_wheels")
+    assert snapshot(venv.path, times=True) == before
+
+
+def test_a_hold_folder_of_somebody_else_is_refused(tmp_path, caches, files, host):
+    outer = tmp_path / "outer"
+    outer.mkdir(mode=0o755)
+    outer.chmod(0o755)
+    with pytest.raises(Refusal, match="not ours"):
+        holds.opened({"outer": str(outer), "folder": str(outer / "files"), "uid": os.geteuid()})
+
+
+def test_a_large_environment_fits_into_one_reply(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    for number in range(250):
+        info = venv.site / f"nvidia_thing{number}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: nvidia-thing{number}\nVersion: 1.0\n\n")
+        (info / "RECORD").write_text(f"{info.name}/RECORD,,\n")
+    assert len(json.dumps(wheels.audit(host.context(), str(venv.path)))) < 64 * 1024

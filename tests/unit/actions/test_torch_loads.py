@@ -118,11 +118,8 @@ TORCH = "import types\n__version__ = '2.9.1+cu128'\nversion = types.SimpleNamesp
 def test_the_real_interpreter_says_what_it_maps(venv, tmp_path, monkeypatch):
     library = tmp_path / "libnccl.so.2"
     library.write_bytes(shared_object("libc.so.6") + b"NCCL version 2.28.9+cuda13.0")
-    code = (
-        TORCH
-        + f"import mmap\n_f = open({str(library)!r}, 'rb')\n"
+    code = TORCH + f"import mmap\n_f = open({str(library)!r}, 'rb')\n"
     code += "_m = mmap.mmap(_f.fileno(), 0, prot=mmap.PROT_READ)\n"
-    )
     found = ask(venv, code, tmp_path, monkeypatch)
     assert found["said"]["nccl"] == ["2.28.9", "13.0"]
     assert found["said"]["libraries"] == [str(library)]
