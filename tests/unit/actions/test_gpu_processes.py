@@ -1,0 +1,144 @@
+"""gpu_processes: what is planned from what hosts say, and nothing without a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetfix.actions.gpu_processes import GpuProcesses, ProcessFacts
+from fleetfix.commands import Completed
+from fleetfix.errors import Failure, HostError
+
+VENV = "/opt/train/venv"
+HEADER = "index, uuid, memory.used [MiB], memory.total [MiB], mig.mode.current\n"
+GOOD = HEADER + "0, GPU-1, 0 MiB, 9 MiB, Disabled\n"
+STARTS = {"smi": {"exit": 0, "text": GOOD, "cut": False}, "cuda": {"found": True, "code": 0}}
+ENVIRONMENT = {"path": VENV, "uid": 0, "user": "root", "kind": "venv", "by": "job 4211"}
+
+
+def job(pid: int = 4211, **fields: Any) -> dict[str, Any]:
+    given = {
+        "pid": pid,
+        "start": 100,
+        "uid": 0,
+        "user": "root",
+        "argv": [VENV + "/bin/python", VENV + "/bin/torchrun", "train.py"],
+        "environments": [VENV],
+        "gpus": [0, 1],
+        "holders": 2,
+        "processes": 3,
+    }
+    return {**given, **fields}
+
+
+def found(*jobs: dict[str, Any], complete: bool = True) -> dict[str, Any]:
+    return {"complete": complete, "jobs": list(jobs), "left_out": 0, "schedulers": []}
+
+
+def probe(
+    action: GpuProcesses, jobs: Any, where: Any = ENVIRONMENT, starts: Any = STARTS, survey: Any = None
+) -> ProcessFacts:
+    asking = action.probe()
+    reads = next(asking)
+    assert [read.function for read in reads] == ["jobs.found", "environments.find", "gpus.start_possible"]
+    assert all(read.module in action.modules for read in reads)
+    answers = tuple(
+        one if isinstance(one, Completed) else Completed(value=one) for one in (jobs, where, starts)
+    )
+    try:
+        reads = asking.send(answers)
+        assert [read.function for read in reads] == ["gpus.survey"]
+        asking.send((Completed(value=survey),))
+    except StopIteration as end:
+        facts: ProcessFacts = end.value
+        return facts
+    raise AssertionError("it asks for ever")
+
+
+def plan(*args: Any, **kwargs: Any) -> Any:
+    action = GpuProcesses()
+    return action.plan(probe(action, *args, **kwargs))
+
+
+def test_a_job_of_the_environment_is_stopped_by_one_change() -> None:
+    (change,) = plan(found(job())).changes
+    assert change.key == "stop:python"
+    assert change.parts == ()
+    assert (change.risk, change.alters) == ("compensable", ("job",))
+    assert [call.function for call in change.do] == ["relaunch.stop"]
+    assert change.do[0].args == {"targets": [{"pid": 4211, "start": 100}], "grace": 60.0}
+    assert change.do[0].timeout > 60.0
+    assert [call.function for call in change.undo] == ["relaunch.restore"]
+    assert [call.function for call in change.commit] == ["relaunch.forget"]
+    assert {call.module for call in (*change.do, *change.undo, *change.commit)} <= set(GpuProcesses.modules)
+    assert "root's job 4211 (python torchrun)" in change.summary
+
+
+def test_after_the_stop_nothing_is_planned() -> None:
+    assert plan(found(), {**ENVIRONMENT, "by": "capture of step stop"}).changes == ()
+
+
+def test_a_job_started_anew_is_announced_by_the_same_key() -> None:
+    one, two = (plan(found(job(pid))).changes[0] for pid in (4211, 5000))
+    assert one.announces() == two.announces()
+
+
+def test_no_job_at_all_plans_nothing_and_blocks_nothing() -> None:
+    none = {"none": "nothing here says which environment", "hint": "give venv: a path"}
+    planned = plan(found(), none)
+    assert (planned.changes, planned.blocked) == ((), None)
+
+
+def test_two_environments_in_use_block() -> None:
+    none = {
+        "none": "2 environments are in use: /a (job 1 of root), /b (job 2 of alice)",
+        "hint": "give venv",
+    }
+    assert plan(found(job(environments=["/a"]), job(2, environments=["/b"])), none).blocked == none["none"]
+
+
+@pytest.mark.parametrize(
+    ("smi", "words"),
+    [
+        (
+            {"exit": 18, "text": "Failed to initialize NVML: Driver/library version mismatch"},
+            "different versions",
+        ),
+        ({"exit": None, "text": ""}, "nvidia-smi does not answer"),
+        ({"exit": 127, "text": "nvidia-smi: not found"}, "nvidia-smi is not there"),
+    ],
+)
+def test_nothing_is_stopped_where_nothing_new_could_start(smi: dict[str, Any], words: str) -> None:
+    starts = {"smi": {**smi, "cut": False}, "cuda": {"found": False, "code": None}}
+    planned = plan(found(job()), starts=starts)
+    assert planned.changes == ()
+    assert "one-way door" in planned.blocked
+    assert words in planned.blocked
+    # Where nothing would be stopped it is nobody's business.
+    assert plan(found(), starts=starts).blocked is None
+
+
+def test_an_answer_that_did_not_come_blocks_in_its_own_words() -> None:
+    late = Completed(exit=None, failure=Failure(kind="timed_out", message="it ran past its deadline"))
+    assert "it ran past its deadline" in plan(found(job()), starts=late).blocked
+
+
+def test_a_question_that_failed_is_the_hosts_failure() -> None:
+    broken = Completed(exit=None, failure=Failure(kind="bug", message="it broke"))
+    with pytest.raises(HostError, match="it broke"):
+        plan(broken)
+
+
+def test_an_ordinary_user_asks_nvidia_smi_for_the_others() -> None:
+    alice = {"uid": 1001, "user": "alice", "argv": ["/usr/bin/python", "train.py"], "allowed": False}
+    own = {"uid": 0, "user": "root", "argv": ["python"], "allowed": False}
+    seen = plan(found(job(), complete=False), survey={"listed": {"9": alice, "10": own, "11": None}})
+    assert seen.blocked == "alice's process 9 (python train.py) holds these GPUs"
+    alone = plan(found(job(), complete=False), survey={"listed": {"10": own}})
+    assert len(alone.changes) == 1
+    assert any("could not be looked at" in note for note in alone.notes)
+
+
+def test_the_grace_is_a_time() -> None:
+    assert GpuProcesses.model_validate({"using": "of-job", "grace": "2m"}).grace == 120.0
