@@ -18,6 +18,7 @@ from fleetfix.remote.api import Refusal, read, write
 
 LARGEST_REPLY = 60 * 1024
 SAMPLES = 5
+TOLD = {"requires", "missing", "overwritten", "altered", "shares"}  # what makes any package worth a line
 
 
 @read
@@ -74,8 +75,7 @@ def examine(environment, listed):
     shown = []
     for dist in environment.dists:
         facts = _facts(environment, dist, dist.info in speaking, names, evidence[dist.info])
-        told = facts["missing"] or facts["overwritten"] or facts["altered"] or facts["shares"]
-        if dist.info in speaking or facts["requires"] or told:
+        if dist.info in speaking or TOLD & set(facts):
             shown.append(facts)
     return {
         "torch": environment.torch(),
