@@ -188,6 +188,7 @@ class Server:
             authorized_client_keys=asyncssh.import_authorized_keys(self.client),
             process_factory=host.session,
             encoding=None,
+            line_editor=False,
             allow_scp=False,
             compression_algs=None,
             agent_forwarding=False,

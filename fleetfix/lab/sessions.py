@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncssh
 
-from fleetfix.lab import namespaces
+from fleetfix.lab import namespaces, stock
 
 CHUNK = 65536
 # setsid: the user's shell leads a session of its own, as under sshd. `cd` here and not by nsenter,
@@ -76,10 +76,10 @@ class Session:
             "SSH_CONNECTION": "127.0.0.1 0 127.0.0.1 22",
             "SSH_CLIENT": "127.0.0.1 0 22",
         }
+        if self.channel.term_type is not None:
+            environment["TERM"] = self.channel.term_type
         return subprocess.Popen(
-            namespaces.enter(
-                self.init, ["setsid", "/bin/sh", "-c", SHELL, *self._words()], uid=self.who.uid
-            ),
+            namespaces.enter(self.init, self._inner(), uid=self.who.uid),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -90,9 +90,25 @@ class Session:
 
     def _words(self) -> list[str]:
         """The arguments of `sh -c`: a name for itself, then those of the user's shell."""
-        name = os.path.basename(self.who.shell)
+        shell = os.path.basename(self.who.shell)
         command = self.channel.command
-        return [name] if command is None else [name, "-c", command]
+        words = [] if command is None else ["-c", command]
+        return [shell, *words]
+
+    def _inner(self) -> list[str]:
+        """The command in the host: the shell alone, or the shell on a terminal of the host."""
+        if self.channel.term_type is None:
+            return ["setsid", "/bin/sh", "-c", SHELL, *self._words()]
+        columns, rows = self.channel.term_size[:2]
+        terminal = [
+            self.python,
+            "-ISB",
+            "-c",
+            stock.stand_in("terminal.py").decode(),
+            str(rows),
+            str(columns),
+        ]
+        return [*terminal, "/bin/sh", "-c", SHELL, *self._words()]
 
     async def _pump(self, child: subprocess.Popen[bytes]) -> None:
         """Carry all three streams; done when both outputs are at their end."""

@@ -136,11 +136,11 @@ def empty_disk(scene: Scene, undo: Json) -> None:
 
 
 def read_only(scene: Scene, options: Options) -> None:
-    scene.run("mount -o remount,bind,ro /var/lib")
+    scene.run("mount -n -o remount,bind,ro /var/lib")
 
 
 def writable(scene: Scene, undo: Json) -> None:
-    scene.run("mount -o remount,bind,rw /var/lib")
+    scene.run("mount -n -o remount,bind,rw /var/lib")
 
 
 # -- the environment ---------------------------------------------------------------------------------

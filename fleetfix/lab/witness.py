@@ -89,12 +89,22 @@ def tok_s(init: int, last: int) -> float | None:
 
 def steps(init: int) -> list[tuple[int, float]]:
     """(step, tok/s) of the steps logged since the job's last start, as far as the log's tail goes."""
-    try:
-        with open(inside(init, LOG), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            data = file.read()
-    except FileNotFoundError:
-        return []
+    data = _log(init)
     begin = max((data.rfind(mark) for mark in STARTS), default=-1)
     found = STEP.finditer(data, max(begin, 0))
     return [(int(match[1]), float(match[2].replace(b",", b""))) for match in found]
+
+
+def starts(init: int) -> int:
+    """How often the log's tail says that training started."""
+    data = _log(init)
+    return sum(data.count(mark) for mark in STARTS)
+
+
+def _log(init: int) -> bytes:
+    try:
+        with open(inside(init, LOG), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            return file.read()
+    except FileNotFoundError:
+        return b""

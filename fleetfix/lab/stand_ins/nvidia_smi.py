@@ -211,7 +211,7 @@ def table(gpus):
         used = "%dMiB / %dMiB" % (memory(gpu), TOTAL)
         print("| %3d  %-27s    On  |   %s Off |                    0 |" % (gpu["index"], NAME, gpu["bus"]))
         print(
-            "| N/A  %3dC    P0  %12dW /  700W | %22s |   %4d%%      Default |" % (heat, watts, used, share)
+            "| N/A  %3dC    P0  %13dW /  700W | %22s |   %4d%%      Default |" % (heat, watts, used, share)
         )
         print("|                                         |                        |             Disabled |")
         print(THREE)
@@ -232,8 +232,8 @@ def processes(gpus):
     print("|" + "=" * 89 + "|")
     rows = [(gpu["index"], pid, name) for gpu in gpus for pid, name in gpu["holders"]]
     for index, pid, name in rows:
-        shown = name if len(name) <= 36 else "..." + name[-33:]
-        print("| %4d   N/A  N/A %15d      C   %-36s %8dMiB |" % (index, pid, shown, BUSY))
+        shown = name if len(name) <= 34 else "..." + name[-31:]
+        print("| %4d   N/A  N/A %15d      C   %-34s %8dMiB |" % (index, pid, shown, BUSY))
     if not rows:
         print("| %-87s |" % " No running processes found")
     print(RULE)
