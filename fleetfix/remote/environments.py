@@ -33,7 +33,7 @@ def _in_use(ctx):
     _, jobs = procs.jobs_here()
     used = []
     for job in jobs:
-        who = "%s's job %d" % (job["user"], job["pid"])
+        who = "job %d of %s" % (job["pid"], job["user"])
         used += [(path, who, job["container"], True) for path in job["environments"]]
         if not job["environments"]:
             used.append((None, who, job["container"], True))
@@ -55,7 +55,7 @@ def _of_job(used):
             return _none(without[0] + " maps no Python environment", "give venv: a path")
         return _none("nothing here says which environment", "no job is running: give venv: a path")
     _, who, container, live = next(one for one in used if one[0] == paths[0])
-    return _described(paths[0], who[who.rindex("job ") :] if live else who, container)
+    return _described(paths[0], "job " + who.split()[1] if live else who, container)
 
 
 def _given(venv, used):

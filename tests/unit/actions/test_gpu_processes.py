@@ -92,7 +92,7 @@ def test_no_job_at_all_plans_nothing_and_blocks_nothing() -> None:
 
 def test_two_environments_in_use_block() -> None:
     none = {
-        "none": "2 environments are in use: /a (root's job 1), /b (alice's job 2)",
+        "none": "2 environments are in use: /a (job 1 of root), /b (job 2 of alice)",
         "hint": "give venv",
     }
     assert plan(found(job(environments=["/a"]), job(2, environments=["/b"])), none).blocked == none["none"]
