@@ -98,7 +98,8 @@ async def connect(lab: Lab, name: str, **options: Any) -> asyncssh.SSHClientConn
 async def hostname(lab: Lab, name: str) -> str:
     """What a host says over SSH that it is called."""
     async with await connect(lab, name) as connection:
-        return str((await connection.run("hostname")).stdout).strip()
+        done = await connection.run("hostname")
+    return str(done.stdout).strip()
 
 
 # -- hosts of their own ------------------------------------------------------------------------------
