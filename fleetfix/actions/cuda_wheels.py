@@ -7,7 +7,8 @@ from typing import ClassVar
 from fleetfix.action import Action, Plan, Planned, Probe
 from fleetfix.actions.wheel_parts import CudaMajor, Venv, WheelFacts, look, targets
 from fleetfix.commands import Call, Change
-from fleetfix.domain.wheels import Cure, Dist, cure
+from fleetfix.domain.cure import Cure, cure
+from fleetfix.domain.wheels import Dist
 
 REPAIR_SECONDS = 3600.0
 MIB = 1 << 20

@@ -10,7 +10,8 @@ from pydantic import Field
 from fleetfix.action import Check, Probe, Verdict
 from fleetfix.actions.wheel_parts import CudaMajor, Venv, audit_of, audit_read
 from fleetfix.commands import Completed, Read, Seconds, Value
-from fleetfix.domain.wheels import Audit, Cuda, unsound
+from fleetfix.domain.cure import unsound
+from fleetfix.domain.wheels import Audit, Cuda
 
 CUDA_LIBRARY = re.compile(r"/(lib(?:cudart|nvrtc|cublas|cublasLt|nvJitLink)\.so\.(1[23]))")
 LOAD_SECONDS = 180.0

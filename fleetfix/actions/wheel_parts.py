@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, StringConstraints
 
 from fleetfix.action import Action, Plan, Probe
 from fleetfix.commands import Call, Change, Completed, Json, Read, Value
-from fleetfix.domain.wheels import Audit, Cuda, Cure, Dist, cure
+from fleetfix.domain.cure import Cure, cure
+from fleetfix.domain.wheels import Audit, Cuda, Dist
 
 Venv = Annotated[str, StringConstraints(pattern=r"^(of-job|/.+)$")]
 """`of-job`, or the absolute path of a virtual environment."""

@@ -10,7 +10,7 @@ import shutil
 import zipfile
 import zlib
 
-from fleetfix.remote import dists, environments, sources
+from fleetfix.remote import dists, environments, offers, sources
 from fleetfix.remote.api import Refusal, no_space, read, write
 
 SPARE = 16 << 20  # bytes left free on a file system
@@ -112,7 +112,7 @@ def _find_one(store, places, dist, rows, quick):
     }
     left = {row[1] for row in needed}
     used = []
-    for offer in () if quick or not left else places.offers(dist):
+    for offer in () if quick or not left else places.each(dist):
         served = {sha for sha in left if offer.covers(sha)}
         if served and offer.source not in used:
             used.append(offer.source)
@@ -175,8 +175,8 @@ def _room(ctx, need):
 def _stage_one(ctx, store, places, dist, rows):
     left = {row[1]: row for row in rows}
     used = []
-    for offer in places.offers(dist) if left else ():
-        if isinstance(offer, sources.Remote):
+    for offer in places.each(dist) if left else ():
+        if isinstance(offer, offers.Remote):
             ctx.say("fetching %s from %s" % (dist.label, offer.source))
             offer = offer.fetch()
         if offer is None:

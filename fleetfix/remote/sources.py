@@ -6,11 +6,9 @@ shares it by hard links).
 """
 
 import html
-import json
 import os
 import re
 import shutil
-import stat
 import tempfile
 import urllib.error
 import urllib.parse
@@ -19,6 +17,7 @@ import zipfile
 
 from fleetfix.remote import dists, jobs
 from fleetfix.remote.api import user_home
+from fleetfix.remote.offers import Folder, Held, Remote, Wheel
 
 ASK = 8.0  # seconds that a question to an index or wheelhouse may take
 PASSED = re.compile(
@@ -26,121 +25,6 @@ PASSED = re.compile(
     r"|pip_(?!no_|require).*|uv_(?!cache_dir|python|project).*)$",
     re.I,
 )
-
-
-class Folder:
-    """An unpacked wheel: `site-packages` of one package in the uv cache, or a --target folder."""
-
-    def __init__(self, source, folder, info):
-        self.source = source
-        self.folder = folder
-        self.paths = {}
-        data = dists.read_text(os.path.join(folder, info, "RECORD"))
-        rows, _ = dists.read_record(data, "") if data else ((), 0)
-        for path, sha, size in rows:
-            if sha is not None and _size(os.path.join(folder, path)) == size:
-                self.paths[sha] = path
-
-    def covers(self, sha):
-        return sha in self.paths
-
-    def open(self, sha):
-        """(an open binary file, whether it may be executed), or None."""
-        return _open_plain(os.path.join(self.folder, self.paths[sha]))
-
-
-class Wheel:
-    """A wheel file: a zip whose own RECORD says what it holds."""
-
-    def __init__(self, source, path, info):
-        self.source = source
-        self.path = path
-        self.paths = {}
-        self.archive = None
-        try:
-            self.archive = zipfile.ZipFile(path)
-            for name, (sha, _) in dists.wheel_rows(self.archive, info).items():
-                if sha is not None:
-                    self.paths[sha] = name
-        except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
-            pass
-
-    def covers(self, sha):
-        return sha in self.paths
-
-    def open(self, sha):
-        try:
-            entry = self.archive.getinfo(self.paths[sha])
-            return self.archive.open(entry), bool((entry.external_attr >> 16) & 0o111)
-        except (OSError, KeyError, zipfile.BadZipFile, NotImplementedError):
-            return None
-
-
-class Held:
-    """What earlier runs hold on this host."""
-
-    source = "a hold of an earlier run"
-
-    def __init__(self, home):
-        self.paths = {}
-        for folder, _, names in os.walk(os.path.join(home, "runs")):
-            if "manifest.json" in names and "hold.json" in names:
-                self._add(folder)
-
-    def _add(self, folder):
-        try:
-            with open(folder + "/hold.json", "rb") as file:
-                held = json.loads(file.read())
-            with open(folder + "/manifest.json", "rb") as file:
-                entries = json.loads(file.read())["entries"]
-            found = {
-                one["sha256"]: (os.path.join(held["folder"], one["name"]), bool(one["mode"] & 0o111))
-                for one in entries
-                if one["kind"] == "file"
-            }
-        except (OSError, ValueError, KeyError, TypeError):
-            return
-        self.paths.update((sha, one) for sha, one in found.items() if os.path.isfile(one[0]))
-
-    def covers(self, sha):
-        return sha in self.paths
-
-    def open(self, sha):
-        path, executable = self.paths[sha]
-        found = _open_plain(path)
-        return found and (found[0], executable)
-
-
-class Remote:
-    """A wheel that must be fetched first; what it holds is known only then."""
-
-    def __init__(self, source, fetch):
-        self.source = source
-        self.fetch = fetch
-        """() -> Folder or Wheel, or None where it cannot be had."""
-
-    def covers(self, _):
-        return True
-
-
-def _size(path):
-    try:
-        info = os.lstat(path)
-    except OSError:
-        return None
-    return info.st_size if stat.S_ISREG(info.st_mode) else None
-
-
-def _open_plain(path):
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode):
-        os.close(fd)
-        return None
-    return os.fdopen(fd, "rb"), bool(info.st_mode & 0o111)
 
 
 class Sources:
@@ -157,7 +41,7 @@ class Sources:
         self._bodies = None
         self.scratch = []
 
-    def offers(self, dist):
+    def each(self, dist):
         """Yield what may hold the files of a package. A peer of the fleet would stand before the index."""
         yield self.held()
         yield from self._uv_cache(dist)
@@ -167,7 +51,7 @@ class Sources:
 
     def held(self):
         if self._held is None:
-            self._held = Held(self.ctx.home)
+            self._held = offers.Held(self.ctx.home)
         return self._held
 
     def record_of(self, dist):
@@ -189,7 +73,7 @@ class Sources:
         info = os.path.basename(dist.info)
         for name in _listed(root):
             if os.path.isdir(os.path.join(root, name, info)):
-                yield Folder("the uv cache", os.path.join(root, name), info)
+                yield offers.Folder("the uv cache", os.path.join(root, name), info)
 
     def uv_cache(self):
         """The folder of the uv cache of the environment's owner."""
@@ -217,7 +101,7 @@ class Sources:
         info = os.path.basename(dist.info)
         for path, inside in self._cached_wheels():
             if info in inside:
-                yield Wheel("the pip cache", path, info)
+                yield offers.Wheel("the pip cache", path, info)
 
     def _cached_wheels(self):
         """[(path, {dist-info folders in it})] of every wheel in pip's cache."""
@@ -244,10 +128,10 @@ class Sources:
             for folder in (place, os.path.join(place, dists.normal(dist.name))):
                 for name in _listed(folder):
                     if _is_wheel_of(name, dist):
-                        yield Wheel("the wheelhouse", os.path.join(folder, name), info)
+                        yield offers.Wheel("the wheelhouse", os.path.join(folder, name), info)
             return
         for url in self._linked(place.rstrip("/") + "/", dist):
-            yield Remote("the wheelhouse", lambda url=url: self._download(url, info))
+            yield offers.Remote("the wheelhouse", lambda url=url: self._download(url, info))
 
     def _linked(self, place, dist):
         """The URLs of a package's wheels that a page, or the page of that package, links to."""
@@ -272,13 +156,13 @@ class Sources:
                 shutil.copyfileobj(answer, file, 1 << 20)
         except (OSError, ValueError, urllib.error.URLError):
             return None
-        return Wheel("the wheelhouse", path, info)
+        return offers.Wheel("the wheelhouse", path, info)
 
     # -- index --------------------------------------------------------------------------------
 
     def _index(self, dist):
         if self.index_has(dist):
-            yield Remote("the package index", lambda: self._from_index(dist))
+            yield offers.Remote("the package index", lambda: self._from_index(dist))
 
     def index_has(self, dist):
         """Whether the owner's package index answers and knows this version; nothing is downloaded."""
@@ -326,7 +210,7 @@ class Sources:
             if self._as_owner(argv, None).exit != 0:
                 return None
             wheel = next((name for name in _listed(folder) if name.endswith(".whl")), None)
-            return wheel and Wheel("the package index", os.path.join(folder, wheel), info)
+            return wheel and offers.Wheel("the package index", os.path.join(folder, wheel), info)
         argv = [
             uv,
             "pip",
@@ -341,7 +225,7 @@ class Sources:
         argv += ["--target", folder, "--python", self.where["python"], pin]
         if self._as_owner(argv, None).exit != 0:
             return None
-        return Folder("the package index", folder, info)
+        return offers.Folder("the package index", folder, info)
 
     def _pip(self):
         for site in self.where["site"]:

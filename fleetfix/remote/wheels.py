@@ -172,31 +172,53 @@ def repair(ctx, venv, repair=(), purge=(), records=None):
     `repair` and `purge` are dist-info paths, `records` the digest of each one's RECORD as planned: a
     RECORD that changed since is a stale plan.
     """
-    where = parts.found_again(ctx, venv)
-    environment = parts.environment_at(ctx, where)
-    if ctx.recall("manifest") is not None:
-        # Begun before: what is gone already is how it should be.
-        purge = [info for info in purge if os.path.isdir(environment.full(info))]
-    mend, go = _as_planned(environment, repair, purge, records or {})
-    restore = dists.wanted(environment, mend, go)
-    remove = dists.unowned(environment, go)
-    _one_truth(restore, mend, environment)
+    work = ctx.recall("work")
+    if work is None:
+        work = _work(ctx, venv, repair, purge, records or {})
+    ctx.say("replacing %d files, removing %d" % (len(work["restore"]), len(work["remove"])))
     store = parts.opened(ctx)
     try:
-        lacking = parts.lacking(store, restore)
-        if lacking:
-            raise Refusal("blocked", "no part for %s" % lacking[0][0], "stage the parts first: wheel_parts")
-        _room(environment, restore)
-        ctx.remember("planned", {"prefix": environment.prefix, "uid": where["uid"], "site": where["site"]})
-        held = _hold(ctx, environment.prefix, where["uid"], restore, remove)
-        ctx.say("replacing %d files, removing %d" % (len(restore), len(remove)))
-        ctx.as_user(where["uid"], _replace, environment.prefix, held["tag"], restore, store)
-        ctx.as_user(where["uid"], _remove, environment.prefix, remove, environment.sites)
+        _ready(store, work)
+        ctx.remember("work", work)
+        held = _hold(ctx, work)
+        ctx.as_user(work["uid"], _replace, work["prefix"], held["tag"], work["restore"], store)
+        ctx.as_user(work["uid"], _remove, work["prefix"], work["remove"], work["sites"])
     finally:
         if store is not None:
             os.close(store)
     os.sync()
-    return {"restored": len(restore), "removed": len(remove), "hold": held["folder"]}
+    return {"restored": len(work["restore"]), "removed": len(work["remove"]), "hold": held["folder"]}
+
+
+def _work(ctx, venv, repair, purge, records):
+    """What is to be replaced and removed, file by file; the same for a call that is made again."""
+    where = parts.found_again(ctx, venv)
+    environment = parts.environment_at(ctx, where)
+    mend, go = _as_planned(environment, repair, purge, records)
+    restore = dists.wanted(environment, mend, go)
+    _one_truth(restore, mend)
+    return {
+        "prefix": environment.prefix,
+        "sites": environment.sites,
+        "uid": where["uid"],
+        "restore": restore,
+        "remove": dists.unowned(environment, go),
+    }
+
+
+def _ready(store, work):
+    """Refuse where a part is not staged, or the file system has no room for the new files."""
+    lacking = parts.lacking(store, work["restore"])
+    if lacking:
+        raise Refusal("blocked", "no part for %s" % lacking[0][0], "stage the parts first: wheel_parts")
+    need = sum(size or 0 for _, _, size in work["restore"]) + parts.SPARE
+    info = os.statvfs(work["prefix"])
+    free = info.f_bavail * info.f_frsize
+    if free < need:
+        raise Refusal(
+            "no_space",
+            "%s has %d MiB free, the repair needs %d MiB" % (work["prefix"], free >> 20, need >> 20),
+        )
 
 
 def _as_planned(environment, repair, purge, records):
@@ -210,7 +232,7 @@ def _as_planned(environment, repair, purge, records):
     return mend, go
 
 
-def _one_truth(restore, mend, environment):
+def _one_truth(restore, mend):
     """Refuse where two packages to mend name different bytes for one path."""
     chosen = {path: sha for path, sha, _ in restore}
     for dist in mend:
@@ -219,30 +241,18 @@ def _one_truth(restore, mend, environment):
                 raise Refusal("blocked", "two staying packages claim other bytes of %s" % path)
 
 
-def _room(environment, restore):
-    need = sum(size or 0 for _, _, size in restore) + (16 << 20)
-    info = os.statvfs(environment.prefix)
-    free = info.f_bavail * info.f_frsize
-    if free < need:
-        raise Refusal(
-            "no_space",
-            "%s has %d MiB free, the repair needs %d MiB" % (environment.prefix, free >> 20, need >> 20),
-        )
-
-
-def _hold(ctx, prefix, uid, restore, remove):
+def _hold(ctx, work):
     """Hold all that will be replaced or removed; durable before the first change in the tree."""
     held = ctx.recall("hold")
     if held is None:
-        held = holds.place(ctx, prefix, uid)
+        held = holds.place(ctx, work["prefix"], work["uid"])
         ctx.remember("hold", held)
-    manifest = ctx.recall("manifest")
-    if manifest is None:
+    if ctx.recall("manifest") is None:
         holds.sweep(ctx)
-        paths = list(dict.fromkeys([path for path, _, _ in restore] + list(remove)))
+        paths = list(dict.fromkeys([path for path, _, _ in work["restore"]] + list(work["remove"])))
         fd = holds.opened(held)
         try:
-            manifest = ctx.as_user(uid, holds.fill, prefix, fd, paths)
+            manifest = ctx.as_user(work["uid"], holds.fill, work["prefix"], fd, paths)
         finally:
             os.close(fd)
         ctx.remember("manifest", manifest)
@@ -291,8 +301,8 @@ def _remove(prefix, remove, sites):
 @write
 def restore(ctx):
     """Put back every byte that `repair` replaced or removed; a no-op where it did nothing."""
-    planned, held = ctx.recall("planned"), ctx.recall("hold")
-    if planned is None or held is None:
+    work, held = ctx.recall("work"), ctx.recall("hold")
+    if work is None or held is None:
         return {"restored": 0}
     manifest = ctx.recall("manifest")
     if manifest is None:
@@ -304,7 +314,7 @@ def restore(ctx):
         raise Refusal("blocked", "the hold %s is gone: it was committed" % held["folder"])
     fd = holds.opened(held)
     try:
-        count = ctx.as_user(planned["uid"], holds.put_back, planned["prefix"], fd, held["tag"], manifest)
+        count = ctx.as_user(work["uid"], holds.put_back, work["prefix"], fd, held["tag"], manifest)
     finally:
         os.close(fd)
     os.sync()

@@ -57,6 +57,7 @@ def caches(monkeypatch, tmp_path):
     cache = tmp_path / "cache"
     environ = {"UV_CACHE_DIR": str(cache / "uv"), "PIP_CACHE_DIR": str(cache / "pip")}
     environ["PATH"] = os.path.dirname(UV)
+    environ["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE") or "/etc/ssl/certs/ca-certificates.crt"
     monkeypatch.setattr(jobs, "job_environ", lambda ctx, step: (os.geteuid(), environ))
     monkeypatch.setattr(environments, "_in_use", lambda ctx: [])
     return cache

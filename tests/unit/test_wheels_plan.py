@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetfix.domain.cure import cure, unsound
 from fleetfix.domain.requirements import normal, requirement
-from fleetfix.domain.wheels import Audit, Dist, Overwritten, Place, Torch, classify, cure, unsound
+from fleetfix.domain.wheels import Audit, Dist, Overwritten, Place, Torch, classify
 
 PLACE = Place(path="/opt/train/venv", python="/opt/train/venv/bin/python", site=("/s",), uid=0, kind="venv")
 
