@@ -26,7 +26,8 @@ Progress = Callable[[str, str], None]
 class Claim(Value):
     """A host's note that a run has unfinished business there; it survives reboots.
 
-    `open` says in words what is open, one item a change; `since` is the host's time, ISO 8601, UTC.
+    `open` says in words what is open, one item a change; `since` is the host's time, ISO 8601, UTC. A
+    session is told the claims of others behind which something is open, and its own run's always.
     """
 
     run: str

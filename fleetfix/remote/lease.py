@@ -129,9 +129,10 @@ class Claims:
     def __init__(self, places):
         self.places = places
 
-    def open(self):
-        """Every claim behind which something is open, own ones included."""
-        return [claim for home in self.places.homes for claim in self._of(home) if claim["open"]]
+    def told_to(self, run):
+        """The claims of others behind which something is open, and the run's own."""
+        claims = [claim for home in self.places.homes for claim in self._of(home)]
+        return [claim for claim in claims if claim["open"] or claim["run"] == run]
 
     def _of(self, home):
         try:
@@ -149,7 +150,7 @@ class Claims:
 
     def refuse_others(self, run):
         """Raise where another run has unfinished business here."""
-        for claim in self.open():
+        for claim in self.told_to(run):
             if claim["run"] != run:
                 raise unfinished(claim)
 

@@ -211,7 +211,7 @@ class Runner(Loop):
             "home": self.home,
             "durable": self.places.durable(self.home),
             "disabled": self.places.disabled(),
-            "claims": self.claims.open(),
+            "claims": self.claims.told_to(self.run),
             "lease": lease and {name: lease[name] for name in names},
         }
 

@@ -17,24 +17,22 @@ import asyncio
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fleetfix.commands import Call, Change, Completed, Json, Read
+from fleetfix.commands import Call, Change, Completed, Json
 from fleetfix.errors import Failure, FailureKind, HostError
 from fleetfix.session import (
     Claim,
-    HostInfo,
     Lease,
     Opening,
-    Past,
     PastState,
     Purpose,
     Session,
-    unfinished_hint,
 )
+from fleetfix.transports.scripted_session import ScriptedSession
 
 if TYPE_CHECKING:
     from fleetfix.inventory import Host
@@ -70,7 +68,22 @@ class Entry:
     state: PastState = "begun"
     completed: Completed | None = None
     undone: Completed | None = None
-    running: asyncio.Event | None = None
+    task: asyncio.Task[Completed] | None = None
+    """What makes it, or undoes it, now. It is the host's: a session that is lost leaves it."""
+    ended: bool = False
+    """It is being ended, as somebody asked."""
+
+    committed: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is left to do about it."""
+        return self.state == "undone" or self.committed
+
+    @property
+    def running(self) -> asyncio.Task[Completed] | None:
+        """What makes or undoes it, if it still does."""
+        return self.task if self.task is not None and not self.task.done() else None
 
 
 @dataclass
@@ -92,7 +105,6 @@ class ScriptedHost:
         self.executed: list[Executed] = []
         self.log: dict[str, Entry] = {}
         self.notes: dict[str, Json] = {}
-        self.claims: dict[str, Claim] = {}
         self.lease: Lease | None = None
         self.ended: list[tuple[str, str]] = []
         """(run, outcome) of each `end`."""
@@ -109,6 +121,8 @@ class ScriptedHost:
         self._delays: dict[str, float] = {}
         self._sessions: list[ScriptedSession] = []
         self._epoch = 0
+        self._claimed: dict[str, tuple[Purpose, str, tuple[str, ...]]] = {}
+        self.turn = asyncio.Lock()
 
     # -- rules ------------------------------------------------------------------------------------
 
@@ -178,8 +192,10 @@ class ScriptedHost:
         self.boots += 1
         self.drop()
         for entry in self.log.values():
+            if entry.running is not None:
+                entry.running.cancel()
             if entry.state == "begun":
-                entry.state, entry.running = "in_doubt", None
+                entry.state = "in_doubt"
 
     def late(self, function: str, seconds: float) -> ScriptedHost:
         """Answer a function only after that long, by the event loop's clock."""
@@ -222,15 +238,49 @@ class ScriptedHost:
         """The host's clock as ISO 8601."""
         return datetime.fromtimestamp(self.clock, timezone.utc).isoformat()
 
-    def claim(self, purpose: Purpose, open_: Sequence[str]) -> None:
-        """Write down what a run has open here."""
-        self.claims[purpose.run] = Claim(
-            run=purpose.run,
+    def claim(self, purpose: Purpose, open_: Sequence[str] = ()) -> None:
+        """Write down that a run has business here, until `end` takes it back.
+
+        What is open is told by its changes in the log; `open_` adds to that, for a test's own story.
+        """
+        self._claimed.setdefault(purpose.run, (purpose, self.now(), tuple(open_)))
+
+    def unclaim(self, run: str) -> None:
+        """Forget the claim of a run."""
+        self._claimed.pop(run, None)
+
+    @property
+    def claims(self) -> dict[str, Claim]:
+        """The claims behind which something is open, by run."""
+        return {run: claim for run in self._claimed if (claim := self._claim_of(run)).open}
+
+    def claims_told_to(self, run: str) -> list[Claim]:
+        """The claims a session is told: those of others with something open, and its own run's."""
+        return [claim for one in self._claimed if (claim := self._claim_of(one)).open or one == run]
+
+    def _claim_of(self, run: str) -> Claim:
+        purpose, since, told = self._claimed[run]
+        open_ = [f"{one.state}: {one.change.summary}" for one in self.changes_of(run) if not one.settled]
+        return Claim(
+            run=run,
             operator=purpose.operator,
             controller=purpose.controller,
-            since=self.now(),
-            open=tuple(open_),
+            since=since,
+            open=(*told, *open_),
         )
+
+    def has_been_written_to_by(self, run: str) -> bool:
+        """Whether a run has taken this host, ever."""
+        return run in self._claimed or bool(self.changes_of(run))
+
+    def begin(self, id: str, step: str, change: Change) -> Entry:
+        """Record that a change begins."""
+        entry = self.log[id] = Entry(id, step, change, self.clock)
+        return entry
+
+    def changes_of(self, run: str) -> list[Entry]:
+        """A run's changes in the log, oldest first."""
+        return [one for one in self.log.values() if one.id.startswith(run + "/")]
 
     def grant(self, purpose: Purpose) -> Lease:
         """Hand out the lease with the next epoch."""
@@ -267,290 +317,6 @@ class ScriptedHost:
             await asyncio.sleep(self._delays[function])
         if function in self._gates:
             await self._gates[function].wait()
-
-
-class ScriptedSession:
-    """A session on a scripted host; it keeps the promises of `Session`."""
-
-    def __init__(self, host: ScriptedHost, name: str, purpose: Purpose, opening: Opening) -> None:
-        self._host = host
-        self._name = name
-        self._purpose = purpose
-        self._progress = opening.progress
-        self._epoch: int | None = None
-        self._lost = False
-        self._running: set[asyncio.Task[Any]] = set()
-        self._turn = asyncio.Lock()
-        self._ending = False
-
-    @property
-    def info(self) -> HostInfo:
-        host = self._host
-        return HostInfo(
-            python="3.11.0",
-            uid=0,
-            user="root",
-            hostname=self._name,
-            boot_id=f"boot-{host.boots}",
-            machine_id=f"machine-{self._name}",
-            now=host.clock,
-            home="/var/lib/fleetfix",
-            disabled=host.disabled,
-            claims=tuple(host.claims.values()),
-            lease=host.lease,
-        )
-
-    async def read(self, step: str, reads: Sequence[Read]) -> tuple[Completed, ...]:
-        asked = {(one.function, repr(sorted(one.args.items()))): one for one in reads}
-        answers = dict(
-            zip(asked, await self._within(self._read_all(step, list(asked.values()))), strict=True)
-        )
-        return tuple(answers[one.function, repr(sorted(one.args.items()))] for one in reads)
-
-    async def acquire(self) -> None:
-        await self._within(self._acquire())
-
-    async def change(self, id: str, step: str, change: Change) -> Completed:
-        return await self._within(self._change(id, step, change))
-
-    async def undo(self, id: str) -> Completed:
-        return await self._within(self._undo(id))
-
-    async def past(self) -> tuple[Past, ...]:
-        self._check_line()
-        prefix = self._purpose.run + "/"
-        return tuple(
-            Past(
-                id=entry.id,
-                step=entry.step,
-                summary=entry.change.summary,
-                risk=entry.change.risk,
-                state=entry.state,
-                at=entry.at,
-                completed=entry.completed,
-            )
-            for entry in self._host.log.values()
-            if entry.id.startswith(prefix)
-        )
-
-    async def note(self, name: str, value: Json) -> None:
-        self._check_line()
-        self._check_wet()
-        self._host.notes[f"{self._purpose.run}/{name}"] = copy.deepcopy(value)
-
-    async def recall(self, name: str) -> Json:
-        self._check_line()
-        return copy.deepcopy(self._host.notes.get(f"{self._purpose.run}/{name}"))
-
-    async def end(self, outcome: str, *, keep_claim: bool, commit: bool) -> None:
-        await self._within(self._end(outcome, keep_claim, commit))
-
-    async def cancel(self) -> tuple[str, ...]:
-        self._ending = True
-        for task in list(self._running):
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-        self._ending = False
-        return ()
-
-    async def close(self) -> None:
-        self._host.forget(self)
-        self._lost = True
-        if self._host.lease is not None and self._host.lease.epoch == self._epoch:
-            self._host.lease = None
-
-    def lose(self) -> None:
-        """Break the connection: what waits for an answer gets `unreachable`."""
-        self._host.forget(self)
-        self._lost = True
-        for task in list(self._running):
-            task.cancel()
-
-    # -- the work, under a task that a loss or a cancel can end -------------------------------------
-
-    async def _within(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._lost:
-            work.close()
-            raise _unreachable(self._name)
-        task = asyncio.ensure_future(work)
-        self._running.add(task)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if self._lost and task.done():
-                raise _unreachable(self._name) from None
-            task.cancel()
-            raise
-        finally:
-            self._running.discard(task)
-
-    async def _execute(self, way: Way, call: Call, step: str, id: str | None = None) -> Completed:
-        if self._ending:
-            return _cancelled()
-        try:
-            return await self._host.execute(way, call, step, id)
-        except asyncio.CancelledError:
-            if self._ending:
-                return _cancelled()
-            raise
-
-    async def _read_all(self, step: str, reads: Sequence[Read]) -> list[Completed]:
-        return [await self._execute("read", one, step) for one in reads]
-
-    async def _acquire(self) -> None:
-        self._check_wet()
-        host, run = self._host, self._purpose.run
-        _check_enabled(host)
-        self._check_lease()
-        for claim in host.claims.values():
-            if claim.run != run:
-                raise _unfinished(claim)
-        if self._epoch is None:
-            self._epoch = host.grant(self._purpose).epoch
-            self._claim_open()
-
-    async def _change(self, id: str, step: str, change: Change) -> Completed:
-        self._check_wet()
-        async with self._turn:
-            host = self._host
-            host.changes_asked += 1
-            self._lose_if(host.loss("before"))
-            known = host.log.get(id)
-            if known is not None:
-                return await self._again(known, change)
-            _check_enabled(host)
-            await self._acquire()
-            self._check_fence()
-            entry = host.log[id] = Entry(id, step, change, host.clock, running=asyncio.Event())
-            self._claim_open()
-            completed = await self._do(entry)
-            self._lose_if(host.loss("after"))
-            return completed
-
-    async def _do(self, entry: Entry) -> Completed:
-        killed = self._host.loss("during")
-        completed = Completed()
-        try:
-            for number, call in enumerate(entry.change.do):
-                if killed is not None and number >= killed.calls:
-                    break
-                completed = await self._execute("do", call, entry.step, entry.id)
-                if not completed.ok:
-                    break
-        except asyncio.CancelledError:
-            self._doubt(entry)
-            raise
-        if killed is not None:
-            self._doubt(entry)
-            self._lose_if(killed)
-        self._record(entry, completed)
-        return completed
-
-    def _record(self, entry: Entry, completed: Completed) -> None:
-        entry.completed = completed
-        entry.state = "done" if completed.ok else "failed"
-        self._set(entry)
-        self._claim_open()
-
-    def _doubt(self, entry: Entry) -> None:
-        entry.state = "in_doubt"
-        self._set(entry)
-        self._claim_open()
-
-    @staticmethod
-    def _set(entry: Entry) -> None:
-        if entry.running is not None:
-            entry.running.set()
-            entry.running = None
-
-    async def _again(self, entry: Entry, change: Change) -> Completed:
-        if entry.change != change:
-            raise HostError(Failure(kind="bug", message=f"the id {entry.id} was used for another change"))
-        if entry.running is not None:
-            await entry.running.wait()
-        if entry.completed is not None:
-            return entry.completed
-        return Completed(exit=None, in_doubt=True)
-
-    async def _undo(self, id: str) -> Completed:
-        self._check_wet()
-        entry = self._host.log.get(id)
-        if entry is None:
-            raise HostError(Failure(kind="bug", message=f"nothing is recorded under {id}"))
-        if entry.running is not None:
-            await entry.running.wait()
-        if entry.state == "undone" and entry.undone is not None:
-            return entry.undone
-        await self._acquire()
-        self._check_fence()
-        completed = Completed()
-        for call in entry.change.undo:
-            completed = await self._execute("undo", call, entry.step, id)
-            if not completed.ok:
-                break
-        entry.undone = completed
-        entry.state = "undone" if completed.ok else "undo_failed"
-        self._claim_open()
-        return completed
-
-    async def _end(self, outcome: str, keep_claim: bool, commit: bool) -> None:
-        host, run = self._host, self._purpose.run
-        self._check_wet()
-        self._check_lease()
-        for entry in self._own():
-            if commit and entry.state == "done":
-                for call in entry.change.commit:
-                    await self._execute("commit", call, entry.step, entry.id)
-        host.ended.append((run, outcome))
-        if not keep_claim:
-            host.claims.pop(run, None)
-        if host.lease is not None and host.lease.run == run:
-            host.lease = None
-        self._epoch = None
-
-    # -- what is refused ----------------------------------------------------------------------------
-
-    def _own(self) -> Iterator[Entry]:
-        return (one for one in self._host.log.values() if one.id.startswith(self._purpose.run + "/"))
-
-    def _claim_open(self) -> None:
-        opened = [f"{one.state}: {one.change.summary}" for one in self._own() if one.state != "undone"]
-        self._host.claim(self._purpose, opened)
-
-    def _lose_if(self, loss: Loss | None) -> None:
-        if loss is None:
-            return
-        if not loss.back:
-            self._host.refuse("unreachable", "no route to host")
-        self._lost = True
-        self._host.forget(self)
-        raise _unreachable(self._name)
-
-    def _check_line(self) -> None:
-        if self._lost:
-            raise _unreachable(self._name)
-
-    def _check_wet(self) -> None:
-        if self._purpose.dry:
-            raise HostError(
-                Failure(kind="blocked", message="this session is a dry run: the host changes nothing")
-            )
-
-    def _check_lease(self) -> None:
-        lease = self._host.lease
-        if lease is not None and lease.run != self._purpose.run and lease.expires > self._host.clock:
-            raise _lease_held(lease)
-
-    def _check_fence(self) -> None:
-        lease = self._host.lease
-        if lease is None or lease.epoch != self._epoch:
-            raise HostError(
-                Failure(
-                    kind="lease_held",
-                    message="a newer session of this run has taken over on this host",
-                    hint="let that one finish",
-                )
-            )
 
 
 class Fleet:
@@ -595,45 +361,3 @@ async def open_session(host: Host, purpose: Purpose, opening: Opening) -> Sessio
     if not _fleets:
         raise HostError(Failure(kind="unreachable", message=f"{host.name}: no scripted fleet is in use"))
     return await _fleets[-1].open(host, purpose, opening)
-
-
-def _unreachable(name: str) -> HostError:
-    return HostError(Failure(kind="unreachable", message=f"{name}: the connection was lost"))
-
-
-def _cancelled() -> Completed:
-    return Completed(exit=None, failure=Failure(kind="cancelled", message="ended as asked"))
-
-
-def _check_enabled(host: ScriptedHost) -> None:
-    if host.disabled is not None:
-        raise HostError(
-            Failure(
-                kind="disabled",
-                message=f"fleetfix is switched off on this host: {host.disabled}",
-                hint="remove /etc/fleetfix/DISABLED there",
-            )
-        )
-
-
-def _lease_held(lease: Lease) -> HostError:
-    why = f" ({lease.reason})" if lease.reason else ""
-    return HostError(
-        Failure(
-            kind="lease_held",
-            message=f"run {lease.run} of {lease.operator} on {lease.controller}"
-            f" writes here since {lease.since}{why}",
-            hint="wait until it has ended",
-        )
-    )
-
-
-def _unfinished(claim: Claim) -> HostError:
-    items = ", ".join(claim.open) or "nothing recorded"
-    return HostError(
-        Failure(
-            kind="unfinished",
-            message=f"run {claim.run} of {claim.operator} left work open here since {claim.since}: {items}",
-            hint=unfinished_hint(claim.run),
-        )
-    )

@@ -1,0 +1,325 @@
+"""A session on a scripted host: the promises of `Session`, kept without a host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+from fleetfix.commands import Call, Change, Completed, Json, Read
+from fleetfix.errors import Failure, FailureKind, HostError
+from fleetfix.session import Claim, HostInfo, Lease, Opening, Past, Purpose, unfinished_hint
+
+if TYPE_CHECKING:
+    from fleetfix.transports.scripted import Entry, Loss, ScriptedHost
+
+T = TypeVar("T")
+
+
+class ScriptedSession:
+    """One session; the log, the lease and the claims are the host's and outlast it."""
+
+    def __init__(self, host: ScriptedHost, name: str, purpose: Purpose, opening: Opening) -> None:
+        self._host = host
+        self._name = name
+        self._purpose = purpose
+        self._progress = opening.progress
+        self._epoch: int | None = None
+        self._lost = False
+        self._ending = False
+        self._asked: set[asyncio.Task[Any]] = set()
+        self._in_hand: set[asyncio.Task[Any]] = set()
+        """Those of them that wait for what the host does now."""
+
+    @property
+    def info(self) -> HostInfo:
+        host = self._host
+        return HostInfo(
+            python="3.11.0",
+            uid=0,
+            user="root",
+            hostname=self._name,
+            boot_id=f"boot-{host.boots}",
+            machine_id=f"machine-{self._name}",
+            now=host.clock,
+            home="/var/lib/fleetfix",
+            disabled=host.disabled,
+            claims=tuple(host.claims_told_to(self._purpose.run)),
+            lease=host.lease,
+        )
+
+    async def read(self, step: str, reads: Sequence[Read]) -> tuple[Completed, ...]:
+        asked = {one.model_dump_json(): one for one in reads}
+        answers = await self._within(self._read_all(step, list(asked.values())))
+        known = dict(zip(asked, answers, strict=True))
+        return tuple(known[one.model_dump_json()] for one in reads)
+
+    async def acquire(self) -> None:
+        await self._within(self._acquire())
+
+    async def change(self, id: str, step: str, change: Change) -> Completed:
+        return await self._within(self._change(id, step, change))
+
+    async def undo(self, id: str) -> Completed:
+        return await self._within(self._undo(id))
+
+    async def past(self) -> tuple[Past, ...]:
+        self._check_line()
+        return tuple(_past(one) for one in self._host.changes_of(self._purpose.run))
+
+    async def note(self, name: str, value: Json) -> None:
+        self._check_line()
+        self._check_wet()
+        self._own()
+        self._host.notes[f"{self._purpose.run}/{name}"] = value
+
+    async def recall(self, name: str) -> Json:
+        self._check_line()
+        return self._host.notes.get(f"{self._purpose.run}/{name}")
+
+    async def end(self, outcome: str, *, keep_claim: bool, commit: bool) -> None:
+        await self._within(self._end(outcome, keep_claim, commit))
+
+    async def cancel(self) -> tuple[str, ...]:
+        self._check_line()
+        self._ending = True
+        asked = [task for task in self._asked if task not in self._in_hand]
+        for task in asked:
+            task.cancel()
+        for entry in self._host.changes_of(self._purpose.run):
+            if entry.running is not None:
+                entry.ended = True
+                entry.running.cancel()
+                await asyncio.gather(entry.running, return_exceptions=True)
+        await asyncio.gather(*asked, return_exceptions=True)
+        self._ending = False
+        return ()
+
+    async def close(self) -> None:
+        self._host.forget(self)
+        self._lost = True
+        self._release()
+
+    def lose(self) -> None:
+        """Break the connection: who waits for an answer gets `unreachable`, what runs there runs on."""
+        self._host.forget(self)
+        self._lost = True
+        self._release()
+        for task in list(self._asked):
+            task.cancel()
+
+    def _release(self) -> None:
+        if self._host.lease is not None and self._host.lease.epoch == self._epoch:
+            self._host.lease = None
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    async def _within(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._lost:
+            work.close()
+            self._fail("unreachable", f"{self._name}: the connection was lost")
+        task = asyncio.ensure_future(work)
+        self._asked.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if waiting is not None and waiting.cancelling():
+                raise
+            self._check_line()
+            self._fail("cancelled", f"{self._name}: it was not begun")
+        finally:
+            self._asked.discard(task)
+
+    async def _read_all(self, step: str, reads: Sequence[Read]) -> list[Completed]:
+        answers = []
+        for one in reads:
+            try:
+                answer = _cancelled() if self._ending else await self._host.execute("read", one, step)
+            except asyncio.CancelledError:
+                if not self._ending:
+                    raise
+                answer = _cancelled()
+            answers.append(answer)
+        return answers
+
+    async def _acquire(self) -> None:
+        self._check_wet()
+        self._check_enabled()
+        self._own()
+
+    def _own(self) -> None:
+        """Hold lease and claim, and be sure that no newer session does."""
+        host, run = self._host, self._purpose.run
+        if self._epoch is not None:
+            if host.lease is None or host.lease.epoch != self._epoch:
+                message = "a newer session has taken over on this host"
+                self._fail("lease_held", message, "let that one finish")
+            return
+        if host.lease is not None and host.lease.run != run and host.lease.expires > host.clock:
+            raise _lease_held(host.lease)
+        for claim in host.claims.values():
+            if claim.run != run:
+                raise _unfinished(claim)
+        self._epoch = host.grant(self._purpose).epoch
+        host.claim(self._purpose)
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    async def _change(self, id: str, step: str, change: Change) -> Completed:
+        self._check_wet()
+        host = self._host
+        host.changes_asked += 1
+        self._lose_if(host.loss("before"))
+        killed, after = host.loss("during"), host.loss("after")
+        known = host.log.get(id)
+        if known is not None:
+            return await self._again(known, change)
+        self._check_enabled()
+        self._own()
+        entry = host.begin(id, step, change)
+        completed = await self._run(entry, self._do(entry, killed))
+        self._lose_if(killed or after)
+        return completed
+
+    async def _again(self, entry: Entry, change: Change) -> Completed:
+        if entry.change != change:
+            self._fail("bug", f"the id {entry.id} was used for another change: nothing was done")
+        await self._settled(entry)
+        return entry.completed or Completed(exit=None, in_doubt=True)
+
+    async def _settled(self, entry: Entry) -> None:
+        if entry.running is not None:
+            await asyncio.wait([entry.running])
+
+    async def _run(self, entry: Entry, work: Coroutine[Any, Any, Completed]) -> Completed:
+        """Have the host do it; where this session is lost, the host goes on."""
+        entry.task = asyncio.ensure_future(work)
+        asking = asyncio.current_task()
+        assert asking is not None
+        self._in_hand.add(asking)
+        try:
+            return await asyncio.shield(entry.task)
+        finally:
+            self._in_hand.discard(asking)
+
+    async def _do(self, entry: Entry, killed: Loss | None) -> Completed:
+        async with self._host.turn:
+            todo = entry.change.do if killed is None else entry.change.do[: killed.calls]
+            completed = await self._execute(entry, "do", todo)
+        if killed is not None:
+            entry.state = "in_doubt"
+            return Completed(exit=None, in_doubt=True)
+        entry.completed = completed
+        entry.state = "done" if completed.ok else "failed"
+        return completed
+
+    async def _undo(self, id: str) -> Completed:
+        self._check_wet()
+        entry = self._host.log.get(id)
+        if entry is None:
+            self._fail("bug", f"nothing is recorded on this host under {id}")
+        await self._settled(entry)
+        if entry.state == "undone" and entry.undone is not None:
+            return entry.undone
+        self._own()
+        return await self._run(entry, self._undoing(entry))
+
+    async def _undoing(self, entry: Entry) -> Completed:
+        async with self._host.turn:
+            completed = await self._execute(entry, "undo", entry.change.undo)
+        entry.undone = completed
+        entry.state = "undone" if completed.ok else "undo_failed"
+        return completed
+
+    async def _execute(
+        self, entry: Entry, way: Literal["do", "undo", "commit"], todo: Sequence[Call]
+    ) -> Completed:
+        """Run calls up to the first that fails."""
+        completed = Completed()
+        for call in todo:
+            try:
+                completed = await self._host.execute(way, call, entry.step, entry.id)
+            except asyncio.CancelledError:
+                if not entry.ended:
+                    raise
+                entry.ended = False
+                return _cancelled()
+            if not completed.ok:
+                break
+        return completed
+
+    async def _end(self, outcome: str, keep_claim: bool, commit: bool) -> None:
+        host, run = self._host, self._purpose.run
+        self._check_wet()
+        host.ended.append((run, outcome))
+        if not host.has_been_written_to_by(run):
+            return
+        self._own()
+        for entry in host.changes_of(run):
+            if commit and entry.state == "done" and not entry.committed:
+                await self._execute(entry, "commit", entry.change.commit)
+                entry.committed = True
+        if not keep_claim:
+            host.unclaim(run)
+        self._release()
+        self._epoch = None
+
+    # -- what is refused ----------------------------------------------------------------------------
+
+    def _fail(self, kind: FailureKind, message: str, hint: str = "") -> NoReturn:
+        raise HostError(Failure(kind=kind, message=message, hint=hint))
+
+    def _lose_if(self, loss: Loss | None) -> None:
+        if loss is not None:
+            if not loss.back:
+                self._host.refuse("unreachable", "no route to host")
+            self._host.forget(self)
+            self._lost = True
+            self._release()
+            self._check_line()
+
+    def _check_line(self) -> None:
+        if self._lost:
+            self._fail("unreachable", f"{self._name}: the connection was lost")
+
+    def _check_wet(self) -> None:
+        if self._purpose.dry:
+            self._fail("blocked", "this session is a dry run: the host changes nothing")
+
+    def _check_enabled(self) -> None:
+        if self._host.disabled is not None:
+            message = f"fleetfix is switched off on this host: {self._host.disabled}"
+            self._fail("disabled", message, "remove /etc/fleetfix/DISABLED on that host")
+
+
+def _past(entry: Entry) -> Past:
+    return Past(
+        id=entry.id,
+        step=entry.step,
+        summary=entry.change.summary,
+        risk=entry.change.risk,
+        state="begun" if entry.running is not None else entry.state,
+        at=entry.at,
+        completed=entry.completed,
+    )
+
+
+def _cancelled() -> Completed:
+    return Completed(exit=None, failure=Failure(kind="cancelled", message="it was ended as asked"))
+
+
+def _lease_held(lease: Lease) -> HostError:
+    why = f" ({lease.reason})" if lease.reason else ""
+    message = (
+        f"run {lease.run} of {lease.operator} on {lease.controller} writes to this host since {lease.since}"
+    )
+    return HostError(Failure(kind="lease_held", message=message + why, hint="wait until it has ended"))
+
+
+def _unfinished(claim: Claim) -> HostError:
+    message = (
+        f"run {claim.run} of {claim.operator} on {claim.controller} left work open here"
+        f" since {claim.since}: {'; '.join(claim.open[:5])}"
+    )
+    return HostError(Failure(kind="unfinished", message=message, hint=unfinished_hint(claim.run)))
