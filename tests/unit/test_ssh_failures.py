@@ -1,0 +1,54 @@
+"""Every exception that asyncssh can raise has a failure class."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import socket
+from collections.abc import Iterator
+
+import asyncssh
+import pytest
+
+from fleetfix.transports.asyncssh_wire import failure_of
+
+
+def exceptions() -> Iterator[type[Exception]]:
+    """Every exception class of asyncssh's modules."""
+    seen = set()
+    for module in pkgutil.iter_modules(asyncssh.__path__):
+        try:
+            found = importlib.import_module(f"asyncssh.{module.name}")
+        except ImportError:
+            continue  # stands on a package that is not here, so nothing of it can be raised
+        for _, one in inspect.getmembers(found, inspect.isclass):
+            if issubclass(one, Exception) and one.__module__.startswith("asyncssh") and one not in seen:
+                seen.add(one)
+                yield one
+
+
+@pytest.mark.parametrize("kind", list(exceptions()), ids=lambda one: one.__qualname__)
+def test_each_has_a_class_and_a_line(kind: type[Exception]) -> None:
+    error = kind.__new__(kind)
+    Exception.__init__(error, "what it says")
+    failure = failure_of(error, "gpu01")
+    assert failure.kind in ("unreachable", "auth", "host_key")
+    assert failure.message.startswith("gpu01: ")
+    assert "\n" not in failure.message
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (asyncssh.PermissionDenied("no"), "auth"),
+        (asyncssh.HostKeyNotVerifiable("no"), "host_key"),
+        (asyncssh.ConnectionLost("gone"), "unreachable"),
+        (asyncssh.ChannelOpenError(1, "open failed"), "unreachable"),
+        (ConnectionRefusedError(111, "Connection refused"), "unreachable"),
+        (socket.gaierror(-2, "Name or service not known"), "unreachable"),
+        (TimeoutError(), "unreachable"),
+    ],
+)
+def test_the_common_ones_are_told_apart(error: Exception, kind: str) -> None:
+    assert failure_of(error, "gpu01").kind == kind
