@@ -125,6 +125,8 @@ def _measured(state: RunState, host: HostState) -> tuple[Measurement | None, Mea
     found = [step.measured for step in steps if step.measured is not None]
     if not found:
         return None
+    if host.outcome in GOOD and host.outcome != "changed":
+        return None, found[-1]
     if len(found) == 1:
         # Which of the two it is: the record before the change, or the proof after it.
         after = any(host.steps[s].measured is not None and host.steps[s].proven for s in host.steps)
