@@ -15,9 +15,8 @@ import urllib.parse
 import urllib.request
 import zipfile
 
-from fleetfix.remote import dists, jobs
+from fleetfix.remote import dists, jobs, offers
 from fleetfix.remote.api import user_home
-from fleetfix.remote.offers import Folder, Held, Remote, Wheel
 
 ASK = 8.0  # seconds that a question to an index or wheelhouse may take
 PASSED = re.compile(
