@@ -63,7 +63,7 @@ class HostRun:
 
     async def _survey(self) -> None:
         session = await self._connect()
-        self._refuse_where_unfinished(session)
+        self._refuse_where_taken(session)
         line = self._line
         assert line is not None
         facts = await line.ask_all({step.id: step.act.probe() for step in self.steps})
@@ -92,8 +92,12 @@ class HostRun:
             self._say("", f"records go to {info.home}: a reboot would make what was done here unknown")
         return session
 
-    def _refuse_where_unfinished(self, session: Session) -> None:
-        """A host that another run left half done is no ground for a plan."""
+    def _refuse_where_taken(self, session: Session) -> None:
+        """A host that another run left half done, or changes now, is no ground for a plan."""
+        lease = session.info.lease
+        if lease is not None and lease.run != self.context.request.run and lease.expires > session.info.now:
+            message = f"run {lease.run} of {lease.operator} on {lease.controller} writes here now"
+            raise HostError(Failure(kind="lease_held", message=message, hint="wait until it has ended"))
         for claim in session.info.claims:
             if claim.run != self.context.request.run:
                 what = "; ".join(claim.open) or "work left open"
@@ -134,6 +138,12 @@ class HostRun:
                 failure = Failure(kind="blocked", message=one.plan.blocked)
                 return self._finish("blocked", one.plan.blocked, failure, step.id)
         pending = self._pending()
+        assert self._line is not None
+        disabled = self._line.session.info.disabled
+        if pending and disabled is not None:
+            message = f"fleetfix is switched off on this host: {disabled}"
+            failure = Failure(kind="disabled", message=message, hint="remove /etc/fleetfix/DISABLED there")
+            return self._finish("blocked", message, failure)
         self.context.recorder.record(HostPlanned(host=self.host.name, pending=pending))
         if self.context.request.dry:
             failing = [one.verdict for one in self._foreseen.values() if one.verdict]

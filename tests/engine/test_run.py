@@ -267,7 +267,31 @@ async def test_another_runs_lease_makes_the_host_busy() -> None:
     host.grant(other)
     state, _ = await play(Fleet({"gpu01": host}), SWITCHES[:1])
     assert outcomes(state) == {"gpu01": "busy"}
+    assert host.executed == [], "what another run changes now is no ground for a plan"
+
+
+async def test_a_lease_taken_between_plan_and_turn_makes_the_host_busy() -> None:
+    host = toy_host(a=False)
+    other = request(("gpu01",), SWITCHES, run="20260101-000000-other-cccc").purpose()
+
+    def look(args: dict[str, object], world: dict[str, object]) -> object:
+        host.grant(other)
+        return world[str(args["name"])]
+
+    host.on("toy.get", look)
+    state, _ = await play(Fleet({"gpu01": host}), SWITCHES[:1])
+    assert outcomes(state) == {"gpu01": "busy"}
     assert host.runs("do") == []
+
+
+async def test_a_host_that_is_switched_off_is_blocked_where_it_needs_something_and_only_there() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False), "gpu02": toy_host(a=True)})
+    for name in fleet:
+        fleet[name].disabled = "ann: burning in"
+    state, shelf = await play(fleet, SWITCHES[:1])
+    assert outcomes(state) == {"gpu01": "blocked", "gpu02": "ok"}
+    assert shelf.of("wave_started") == []
+    assert "ann: burning in" in shelf.of("host_finished")[0].reason
 
 
 @pytest.mark.parametrize(("moment", "world"), [("before", False), ("after", True), ("during", True)])

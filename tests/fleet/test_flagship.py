@@ -88,7 +88,7 @@ def independent_job_files() -> tuple[str, ...]:
 
 
 def test_hosts_that_may_not_be_touched_say_why_and_are_left_alone(site: Make) -> None:
-    lab = site("gpu[01-07]")
+    lab = site("gpu[01-08]")
     lab.lab.break_host("gpu01", "no_repair_source")
     lab.lab.break_host("gpu02", "foreign_job")
     lab.lab.break_host("gpu03", "nvidia_smi_hangs")
@@ -96,16 +96,20 @@ def test_hosts_that_may_not_be_touched_say_why_and_are_left_alone(site: Make) ->
     lab.lab.break_host("gpu05", "vanish")
     lab.lab.break_host("gpu06", "disabled")
     lab.lab.break_host("gpu07", "full_disk")
-    still = ["gpu01", "gpu02", "gpu03", "gpu04", "gpu06", "gpu07"]
+    lab.lab.break_host("gpu08", "foreign_job")
+    lab.set_vars("gpu08", venv="/opt/train/venv")
+    still = ["gpu01", "gpu02", "gpu03", "gpu04", "gpu06", "gpu07", "gpu08"]
     jobs = {host: lab.job(host) for host in still}
     files = {host: lab.files(host) for host in still}
     foreign = [one.pid for one in lab.lab.processes("gpu02")]
-    ran = lab.run("gpu[01-07]", *EVERYWHERE)
+    ran = lab.run("gpu[01-08]", *EVERYWHERE)
     reasons = {host: ran.finished(host)["reason"] for host in ran.outcomes}
     assert ran.outcomes == {**dict.fromkeys(still, "blocked"), "gpu05": "unreachable"}, reasons
     assert "no source for nvidia-cudnn-cu12" in reasons["gpu01"]
-    owner = "alice's job" if os.geteuid() == 0 else "job"
-    assert owner in reasons["gpu02"]
+    whose = "alice" if os.geteuid() == 0 else "root"
+    assert "2 environments are in use" in reasons["gpu02"]
+    assert f"of {whose}" in reasons["gpu02"]
+    assert f"{whose}'s job" in reasons["gpu08"]
     assert "nvidia-smi" in reasons["gpu03"]
     assert "driver" in reasons["gpu04"].lower()
     assert "DISABLED" in reasons["gpu06"] or "switched off" in reasons["gpu06"]
@@ -119,7 +123,7 @@ def test_hosts_that_may_not_be_touched_say_why_and_are_left_alone(site: Make) ->
 def test_after_a_cure_by_hand_the_damaged_survivors_are_repaired_and_no_job_is_invented(
     site: Make,
 ) -> None:
-    lab = site("gpu[01-02]", contaminated=[])
+    lab = site("gpu[01-02]")
     for host in ("gpu01", "gpu02"):
         lab.lab.break_host(host, "naive_purge")
         assert independent.damaged(lab.pid(host))
@@ -151,7 +155,7 @@ def test_after_a_cure_by_hand_the_damaged_survivors_are_repaired_and_no_job_is_i
 
 
 def test_a_local_patch_of_another_package_is_told_and_survives(site: Make) -> None:
-    lab = site("gpu[01-01]")
+    lab = site("gpu01")
     lab.lab.break_host("gpu01", "local_patch")
     patched = [path for path in independent.damaged(lab.pid("gpu01")) if "numpy" in path]
     assert len(patched) == 1
@@ -180,7 +184,7 @@ def test_a_load_check_that_fails_brings_everything_back_byte_for_byte(site: Make
 
 
 def test_without_a_canary_a_host_that_rolled_back_is_exit_2(site: Make) -> None:
-    lab = site("gpu[01-01]")
+    lab = site("gpu01")
     lab.lab.break_host("gpu01", "load_fails")
     ran = lab.run("gpu01", "--canary", "0")
     assert (ran.outcomes, ran.exit) == ({"gpu01": "rolled_back"}, 2), ran.told
@@ -197,14 +201,27 @@ def test_a_speed_that_does_not_come_back_keeps_the_repair_and_halts(site: Make) 
     assert ran.of("rollback_started") == []
 
 
-def test_a_job_that_something_restarts_is_named_and_not_fought(site: Make) -> None:
-    lab = site("gpu[01-01]")
-    lab.lab.break_host("gpu01", "respawning_job")
+def test_a_supervisor_above_the_job_is_stopped_and_started_with_it(site: Make) -> None:
+    lab = site("gpu01")
+    lab.lab.break_host("gpu01", "respawning_job", how="loop")
     ran = lab.run("gpu01")
-    assert ran.outcomes["gpu01"] in ("blocked", "rolled_back"), ran.told
-    reason = ran.finished("gpu01")["reason"]
-    assert "restart" in reason or "again" in reason, reason
-    assert independent.jobs(lab.pid("gpu01")), "training runs"
+    assert ran.outcomes == {"gpu01": "changed"}, ran.told
+    loops = [one for one in lab.lab.processes("gpu01") if one.argv[:1] == ("/bin/sh",)]
+    assert len(loops) == 1
+    assert lab.job("gpu01")
+
+
+def test_a_job_that_something_else_restarts_is_named_and_not_fought(site: Make) -> None:
+    lab = site("gpu01")
+    lab.lab.break_host("gpu01", "respawning_job", how="watchdog")
+    before = lab.files("gpu01")
+    ran = lab.run("gpu01")
+    assert ran.outcomes == {"gpu01": "rolled_back"}, ran.told
+    finished = ran.finished("gpu01")
+    assert finished["step"] == "stop"
+    assert "again" in finished["reason"]
+    assert lab.job("gpu01"), "training runs, once"
+    assert lab.files("gpu01") == before
 
 
 def test_a_killed_controller_leaves_a_host_that_says_so_and_rollback_brings_the_job_back(
@@ -223,7 +240,7 @@ def test_a_killed_controller_leaves_a_host_that_says_so_and_rollback_brings_the_
     assert run in reason
     assert "stop" in reason
     assert independent.jobs(lab.pid("gpu01")) == []
-    back = lab("rollback", run, "-i", lab.inventory, "--yes")
+    back = lab("rollback", run, "-i", lab.inventory)
     assert back.exit == 0, back.err + back.out
     assert lab.files("gpu01") == before[0]
     assert lab.job("gpu01").argv == before[1].argv
