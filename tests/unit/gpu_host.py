@@ -62,6 +62,7 @@ if options.get("term") == "ignore":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if "on_term" in options:
     def ended(*_):
+        time.sleep(options.get("saves_for", 0))
         with open(options["on_term"], "a") as file:
             file.write("%d\n" % os.getpid())
         sys.exit(0)

@@ -251,15 +251,16 @@ def test_the_whole_tree_ends_however_it_is_scattered(host: GpuHost) -> None:
     assert answer["killed"] >= 1
 
 
-def test_one_that_handles_term_has_its_grace_and_tells_its_own_children(host: GpuHost) -> None:
-    told, child = host.path("told"), host.path("child")
-    spawns = [host.options(host.environment(), 1, dump=str(child), on_term=str(host.path("child-told")))]
-    pid, _ = run_job(host, on_term=str(told), spawns=spawns)
+def test_one_that_handles_term_has_its_grace_and_its_children_are_left_to_it(host: GpuHost) -> None:
+    told, child_told, child = host.path("told"), host.path("child-told"), host.path("child")
+    spawns = [host.options(host.environment(), 1, dump=str(child), on_term=str(child_told))]
+    pid, _ = run_job(host, on_term=str(told), saves_for=0.5, spawns=spawns)
     host.wait(child.exists)
     assert stop(host, pid)["killed"] == 0
     assert told.read_text() == f"{pid}\n"
-    # Its child was not told twice: by us, once the launcher was gone.
-    assert host.path("child-told").read_text().count("\n") == 1
+    # What the launcher did not tell, it is told once, when the launcher has saved and is gone.
+    assert child_told.read_text().count("\n") == 1
+    assert child_told.stat().st_mtime_ns > told.stat().st_mtime_ns
 
 
 def test_a_loop_ends_with_the_job_in_it(host: GpuHost) -> None:
@@ -414,17 +415,24 @@ STOP_POINTS = [
 ]
 
 
-@pytest.mark.parametrize("slow", [False, True], ids=["prompt", "slow to end"])
+TERMS: dict[str, dict[str, Any]] = {
+    "prompt": {},
+    "saves first": {"on_term": "/dev/null", "saves_for": 0.4},
+    "ignores": {"term": "ignore"},
+}
+
+
+@pytest.mark.parametrize("term", TERMS)
 @pytest.mark.parametrize(
     "point", STOP_POINTS, ids=lambda point: f"{point[1]}-{'after' if point[2] else 'before'}"
 )
-def test_killed_anywhere_in_a_stop_undo_leaves_one_job(host: GpuHost, point: Any, slow: bool) -> None:
-    pid, _ = run_job(host, **({"term": "ignore"} if slow else {}))
-    status = in_child(lambda: stop(host, pid, grace=0.3), point[:2], point[2])
+def test_killed_anywhere_in_a_stop_undo_leaves_one_job(host: GpuHost, point: Any, term: str) -> None:
+    pid, _ = run_job(host, **TERMS[term])
+    status = in_child(lambda: stop(host, pid, grace=0.6), point[:2], point[2])
     assert os.WIFSIGNALED(status)
     relaunch.restore(host.context("stop"))
     host.wait(lambda: len(host.marked()) == 1)
-    time.sleep(0.2)  # one that had been told to end would be gone by now
+    time.sleep(0.5)  # one that had been told to end would be gone by now
     assert len(host.marked()) == 1
     assert relaunch.restore(host.context("stop"))["started"] == []
 
@@ -439,6 +447,7 @@ START_POINTS = [
     ((launch, "_talk"), True),
     ((launch, "see_it_live"), False),
 ]
+SEEN_STARTED = START_POINTS[-2:]
 
 
 @pytest.mark.parametrize(
@@ -449,6 +458,9 @@ def test_killed_anywhere_in_a_start_there_is_one_job_after_the_next(host: GpuHos
     stop(host, pid)
     status = in_child(lambda: relaunch.start(host.context("train"), "stop"), point[0], point[1])
     assert os.WIFSIGNALED(status)
+    launch.wait_for_starter(os.path.join(host.context().state, "job"), 0)
+    # A stub whose starter was killed before it gave its word becomes no job by itself.
+    assert len(host.marked()) == (1 if point in SEEN_STARTED else 0)
     relaunch.start(host.context("train"), "stop")
     assert len(host.marked()) == 1
 
@@ -507,12 +519,14 @@ def test_a_call_that_adopts_orphans_does_not_adopt_the_job(host: GpuHost) -> Non
         os.write(writer, b"adopts" if launch._adopt_orphans(True) else b"lost")
         signal.pause()
     os.close(writer)
-    assert os.read(reader, 16) == b"adopts"
-    os.close(reader)
-    state = dumped(dump, host, other_than=pid)
-    assert stat_of(state["pid"])[1] != child
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    try:
+        assert os.read(reader, 16) == b"adopts"
+        state = dumped(dump, host, other_than=pid)
+        assert stat_of(state["pid"])[1] != child
+    finally:
+        os.close(reader)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     assert not host.gone(state["pid"])
 
 
