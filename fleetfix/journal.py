@@ -223,16 +223,18 @@ class Journal:
         rows = self._ask("SELECT * FROM runs WHERE run = ?", (run,))
         return self._row(rows[0]) if rows else None
 
-    def find(self, text: str) -> str:
+    def find(self, text: str, *, dry: bool = True) -> str:
         """Find the one run whose id is, or begins with, this; `last` is the newest.
 
-        Raises JournalError where there is none or more than one.
+        Without `dry`, `last` passes dry runs over. Raises JournalError where there is none or more
+        than one.
         """
         if text == "last":
-            newest = self.runs(1)
+            query = "SELECT run FROM runs WHERE dry <= ? ORDER BY began DESC, run DESC LIMIT 1"
+            newest = self._ask(query, (dry,))
             if not newest:
-                raise JournalError("no run is in the journal yet", hint="`fleetfix run` makes one")
-            return newest[0].run
+                raise JournalError("no such run is in the journal yet", hint="`fleetfix run` makes one")
+            return str(newest[0][0])
         rows = self._ask(
             "SELECT run FROM runs WHERE substr(run, 1, ?) = ? ORDER BY run = ? DESC, began DESC LIMIT 4",
             (len(text), text, text),

@@ -54,7 +54,7 @@ def go_back(order: Return) -> int:
 def _known(journal: Journal, order: Return) -> tuple[str, RunState]:
     """The run as the journal knows it. A run of another machine is known to its hosts alone."""
     try:
-        run = journal.find(order.run)
+        run = journal.find(order.run, dry=False)
     except JournalError as error:
         if not WHOLE_ID.fullmatch(order.run):
             raise

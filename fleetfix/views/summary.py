@@ -122,23 +122,23 @@ def _measured(state: RunState, host: HostState) -> tuple[Measurement | None, Mea
     """The first and the last rate that was measured; None where none was."""
     order = [step for step, _ in state.started.steps] if state.started else list(host.steps)
     steps = [host.steps[step] for step in order if step in host.steps]
-    found = [step.measured for step in steps if step.measured is not None]
+    found = [(at, step.measured) for at, step in enumerate(steps) if step.measured is not None]
     if not found:
         return None
     if host.outcome in GOOD and host.outcome != "changed":
-        return None, found[-1]
-    if len(found) == 1:
-        # Which of the two it is: the record before the change, or the proof after it.
-        after = any(host.steps[s].measured is not None and host.steps[s].proven for s in host.steps)
-        return (None, found[0]) if after or host.outcome in ("changed", "unproven") else (found[0], None)
-    return found[0], found[-1]
+        return None, found[-1][1]
+    if len(found) > 1:
+        return found[0][1], found[-1][1]
+    at, only = found[0]
+    after = any(step.result == "changed" for step in steps[:at])
+    return (None, only) if after else (only, None)
 
 
 def _speed(before: Measurement | None, after: Measurement | None) -> str:
     if before is None or after is None:
         one = before or after
         assert one is not None
-        return f"{rate(one.rate)} {unit(one)}" + ("" if after else " before, nothing measured after")
+        return f"{rate(one.rate)} {unit(one)}" + (" after" if after else " before, nothing measured after")
     if before.scope != after.scope:
         sides = f"{rate(before.rate)} {unit(before)} before, {rate(after.rate)} {unit(after)} after"
         return f"{sides}: not comparable"

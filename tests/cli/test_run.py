@@ -196,7 +196,7 @@ def test_a_run_is_told_from_the_journal(fleetfix: Line, fleet: Fleet) -> None:
 
 
 def test_asking_for_an_unknown_host_or_run_says_so(fleetfix: Line, fleet: Fleet) -> None:
-    assert "no run is in the journal yet" in fleetfix("show", "last").err
+    assert "no such run is in the journal yet" in fleetfix("show", "last").err
     with fleet:
         fleetfix("run", *LAMPS, *ALL, "--yes")
     result = fleetfix("show", "last", "gpu9")
@@ -260,9 +260,17 @@ def test_a_run_of_another_machine_is_undone_by_its_whole_id(
 
 def test_nothing_touched_is_nothing_to_undo(fleetfix: Line, fleet: Fleet) -> None:
     with fleet:
-        fleetfix("plan", *LAMPS, *ALL)
-        result = fleetfix("rollback", "last")
+        dry = fleetfix("plan", *LAMPS, *ALL)
+        result = fleetfix("rollback", dry.run)
     assert (result.code, "touched no host" in result.err) == (1, True)
+
+
+def test_the_last_run_to_undo_is_never_a_dry_one(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, "--hosts", "gpu01", "--yes")
+        dry = fleetfix("plan", *LAMPS, *ALL)
+        assert fleetfix("rollback", "last").run == done.run
+    assert fleetfix("show", "last").out.startswith(f"run {dry.run}")
 
 
 def test_a_run_whose_controller_died_is_told_as_unfinished(

@@ -121,7 +121,7 @@ def test_an_append_is_kept_whole_or_not_at_all(journal: Journal) -> None:
 
 
 def test_a_run_is_found_by_the_beginning_of_its_id(journal: Journal) -> None:
-    with pytest.raises(JournalError, match="no run is in the journal"):
+    with pytest.raises(JournalError, match="no such run is in the journal"):
         journal.find("last")
     other = "20300102-030405-purge-cu13-abzz"
     journal.append(records(started()))
