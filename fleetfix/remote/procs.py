@@ -126,12 +126,20 @@ def undeleted(path):
 
 def mapped(pid):
     """{path: (device, inode)} of the files mapped by a process; OSError when closed to us."""
-    found = {}
+    return _mapped_in(_maps(pid))
+
+
+def _maps(pid):
     with open("/proc/%d/maps" % pid, "rb") as file:
-        for line in file:
-            fields = line.rstrip(b"\n").split(None, 5)
-            if len(fields) == 6 and fields[5].startswith(b"/"):
-                found[text(fields[5])] = (text(fields[3]), int(fields[4]))
+        return file.read()
+
+
+def _mapped_in(maps):
+    found = {}
+    for line in maps.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[5].startswith(b"/"):
+            found[text(fields[5])] = (text(fields[3]), int(fields[4]))
     return found
 
 
@@ -287,12 +295,15 @@ def survey():
         if pid in own or table[pid][0] in "ZX" or kernel in (pid, table[pid][1]):
             continue
         try:
-            gpus, maps = devices_of(pid), mapped(pid)
+            gpus, maps = devices_of(pid), _maps(pid)
         except PermissionError:
             complete = False
             continue
         except OSError:
             continue
+        if not gpus and b"/libcuda.so" not in maps:
+            continue  # nearly all processes of a host: taking their maps apart would cost seconds
+        maps = _mapped_in(maps)
         if (gpus or any(CUDA_DRIVER.search(path) for path in maps)) and not is_allowed(pid):
             found.append(_holder(pid, table, own, own_cgroup, gpus, maps))
     return complete, [one for one in found if one["uid"] is not None]
