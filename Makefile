@@ -22,7 +22,7 @@ test: check
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 test-real-wheels: $(READY)
-	$(BIN)/pytest -m real_wheels -s
+	$(BIN)/pytest -m real_wheels -s --timeout 3600
 
 check: $(READY)
 	$(BIN)/ruff format --check .
