@@ -9,12 +9,12 @@ from fleetfix.cli.state_dir import state_dir
 from fleetfix.errors import UsageError
 from fleetfix.journal import Journal
 from fleetfix.spelling import hint_for
-from fleetfix.state import RunState, exit_code, fold
+from fleetfix.state import RunState, fold
 from fleetfix.views.history import host_text, run_head
 from fleetfix.views.json_lines import json_line
 from fleetfix.views.paint import Paint
 from fleetfix.views.plan import plan_text
-from fleetfix.views.summary import summary_text
+from fleetfix.views.summary import summary_text, unfinished_text
 
 
 def tell_run(text: str, host: str | None, *, diff: bool, json: bool) -> None:
@@ -41,8 +41,7 @@ def _whole(state: RunState, driven: bool, diff: bool, paint: Paint) -> str:
     if driven:
         return f"{plan}\n\nit is running now"
     if state.exit is None:
-        unfinished = f"it did not finish: its controller ended. Go back: fleetfix rollback {state.run}"
-        return f"{plan}\n\n{paint('bad', unfinished)}\n{summary_text(state, exit_code(state), paint=paint)}"
+        return f"{plan}\n\n{unfinished_text(state, paint=paint)}"
     if state.started is not None and state.started.dry:
         return plan
     return f"{plan}\n\n{summary_text(state, state.exit, paint=paint)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fleetfix.action import Measurement
 from fleetfix.events import GOOD, Outcome
@@ -41,6 +42,20 @@ def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
     if code != 0:
         lines += _ways_on(state)
     lines.append(last_line(state, code, paint=paint))
+    return "\n".join(lines)
+
+
+def unfinished_text(state: RunState, *, paint: Paint = PLAIN) -> str:
+    """Write how far a run came whose controller ended in the middle of it."""
+    lines = [paint("bad", "it did not finish: its controller ended")]
+    midway = [host for host in state.hosts.values() if host.started and host.finished is None]
+    for one in group((host.name, one_line(f"{host.step}: {host.doing}")) for host in midway):
+        label = paint("bad", f"{'left midway':<16}")
+        lines.append(f"{label} {counted(one.hosts)}: {one.text}")
+    ended = {host.name: host for host in state.hosts.values() if host.finished is not None}
+    lines += _outcomes(replace(state, hosts=ended), paint)
+    if any(host.started for host in state.hosts.values()):
+        lines.append(f"go back: fleetfix rollback {state.run}")
     return "\n".join(lines)
 
 

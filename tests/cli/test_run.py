@@ -277,15 +277,18 @@ def test_a_run_whose_controller_died_is_told_as_unfinished(
     fleetfix: Line, fleet: Fleet, place: Path
 ) -> None:
     with fleet:
-        done = fleetfix("run", *LAMPS, "--hosts", "gpu01", "--yes")
+        done = fleetfix("run", *LAMPS, "--hosts", "@front", "--yes")
+    dead = "20300101-000000-lamps-dead"
     with Journal.open(place / "state") as journal:
-        records = [record for record in journal.records(done.run) if record.event.kind != "run_finished"]
-        dead = [record.model_copy(update={"run": "20300101-000000-lamps-dead"}) for record in records]
-        journal.append(dead[:-1])
-    assert "not finished" in fleetfix("runs").out.splitlines()[0] + fleetfix("runs").out.splitlines()[1]
-    told = fleetfix("show", "20300101")
-    assert "did not finish" in told.out
-    assert "fleetfix rollback 20300101-000000-lamps-dead" in told.out
+        records = [record.model_copy(update={"run": dead}) for record in journal.records(done.run)]
+        kinds = [record.event.kind for record in records]
+        journal.append(records[: kinds.index("change_started") + 1])
+    listed = next(line for line in fleetfix("runs").out.splitlines() if line.startswith(dead))
+    assert "not finished" in listed
+    told = fleetfix("show", dead[:8]).out.splitlines()
+    assert "it did not finish: its controller ended" in told
+    assert "left midway      gpu01: left: run `light left`" in told
+    assert f"go back: fleetfix rollback {dead}" in told
 
 
 # -- signals --------------------------------------------------------------------------------------
