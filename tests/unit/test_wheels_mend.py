@@ -4,8 +4,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -515,3 +519,36 @@ def test_a_large_environment_fits_into_one_reply(tmp_path, caches, files, host):
         (info / "METADATA").write_text(f"Name: nvidia-thing{number}\nVersion: 1.0\n\n")
         (info / "RECORD").write_text(f"{info.name}/RECORD,,\n")
     assert len(json.dumps(wheels.audit(host.context(), str(venv.path)))) < 64 * 1024
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+def test_a_wheelhouse_by_http_serves(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(files["torch"].parent)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        stage = WheelParts(venv=str(venv.path), cuda="12", purge=("sglang-kernel",), wheelhouse=url)
+        assert [part.source for part in host.probe(stage).parts] == ["the wheelhouse"] * 2
+        host.apply(stage)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    host.apply(actions(venv, files)[1])
+    assert venv.broken() == []
+    assert not list(Path("/var/tmp").glob("fleetfix-*/fetched.whl"))
+
+
+def test_a_wheelhouse_that_does_not_answer_is_no_source(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/wheels"
+        stage = WheelParts(venv=str(venv.path), cuda="12", purge=("sglang-kernel",), wheelhouse=url)
+        assert "no source for nvidia-nccl-cu12" in host.plan(stage).blocked
