@@ -244,7 +244,11 @@ class Contact:
         tail = protocol.readable(bytes(self._errors).replace(self._start.prompt.encode(), b""))
         said = f": {tail}" if tail else ""
         if self._greeted.done():
-            self._lose(host_error("unreachable", f"{self._host}: the connection was lost ({why}){said}"))
+            broke = b"Traceback (most recent call last)" in self._errors
+            kind, what = (
+                ("bug", "the runner broke") if broke else ("unreachable", "the connection was lost")
+            )
+            self._lose(host_error(kind, f"{self._host}: {what} ({why}){said}"))
         elif self._start.become and "sudo" in tail:
             self._fail("sudo", f"sudo refuses{said}")
         else:
@@ -495,6 +499,9 @@ class Conversation:
 
     def _lost(self, error: HostError) -> None:
         if self._dead is not None or self._contact is None:
+            return
+        if error.failure.kind != "unreachable":
+            self._die(error)  # what broke would break again
             return
         old, self._contact = self._contact, None
         self._go(self._come_back(old, error))

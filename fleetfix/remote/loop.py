@@ -86,7 +86,7 @@ class Loop:
         now = time.monotonic()
         due = [now + 5.0] if self.lost else [now + 5.0, self.heard + self.orphaned]
         due += [child.deadline for child in self.children if child.deadline is not None]
-        due += [at for at, _ in self.sleeping]
+        due += [item[0] for item in self.sleeping]
         return max(min(due) - now, 0.0) + 0.001
 
     def _guarded(self, action):
@@ -129,7 +129,12 @@ class Loop:
 
     def tell(self, frame, first=False):
         """Send a frame, if there is still someone to send it to."""
-        self._guarded(lambda: self.channel.send(frame, first))
+        if not self.lost:
+            try:
+                self.channel.send(frame, first)
+            except Lost:
+                # Who tells may be the very operation that losing would close: that waits for the turn.
+                self.heard = float("-inf")
 
     # -- operations -----------------------------------------------------------------------------
 

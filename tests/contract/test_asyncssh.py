@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import getpass
 import shutil
+import subprocess
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from fleetfix.errors import HostError
 from fleetfix.inventory import Host
 from fleetfix.session import Purpose, open_session
 from tests.contract import sshd
-from tests.contract.place import Place, call, change, read
+from tests.contract.place import Place, call, change, eventually, kill, processes_with, read, token
 from tests.contract.session_contract import ONE, HostContract
 from tests.contract.test_local import disable
+
+PlaceOn = Callable[[Host], Place]
 
 BASHRC = """
 echo "Welcome to $(hostname), you have mail"
@@ -38,6 +41,20 @@ async def place(server: sshd.Server, shared: Path) -> AsyncIterator[Place]:
 
 class TestSsh(HostContract):
     """Every promise, over SSH, as the user who runs the tests."""
+
+
+@pytest.fixture
+async def place_on(shared: Path) -> AsyncIterator[PlaceOn]:
+    """Make places on hosts; their sessions are closed at the end, whatever happens."""
+    made: list[Place] = []
+
+    def make(host: Host) -> Place:
+        made.append(Place(host, shared))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +77,7 @@ class TestSshAsOrdinaryUser(HostContract):
 
 @pytest.mark.parametrize("shell", ["bash", "dash", "fish", "tcsh"])
 async def test_any_login_shell_and_its_noise_will_do(
-    as_root: None, server: sshd.Server, shared: Path, shell: str
+    as_root: None, server: sshd.Server, shared: Path, place_on: PlaceOn, shell: str
 ) -> None:
     path = shutil.which(shell)
     if path is None:
@@ -72,14 +89,13 @@ async def test_any_login_shell_and_its_noise_will_do(
         (home / ".cshrc").write_text("echo Welcome, you have mail\nset echo\n")
         (home / ".config/fish").mkdir(parents=True)
         (home / ".config/fish/config.fish").write_text("echo Welcome, you have mail\n")
-        place = Place(server.host(name), shared)
+        place = place_on(server.host(name))
         session = await place.open()
         assert session.info.user == name
         (answer,) = await session.read("s", [read("shell", script="echo it works")])
         assert answer.stdout == "it works\n"
         made = await session.change(ONE, "s", change(call("append", path=place.path("f"))))
         assert made.ok
-        await place.close()
 
 
 # -- sudo ---------------------------------------------------------------------------------------------
@@ -94,35 +110,38 @@ def password(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 async def test_become_works_without_a_password(
-    as_root: None, server: sshd.Server, shared: Path, password: str
+    as_root: None, server: sshd.Server, shared: Path, place_on: PlaceOn, password: str
 ) -> None:
     name = f"ff{uuid.uuid4().hex[:6]}"
     with sshd.account(name, "/bin/sh", shared), sshd.sudo_rule(name, "NOPASSWD: ALL"):
-        place = Place(server.host(name, become=True), shared)
+        place = place_on(server.host(name, become=True))
         session = await place.open()
         assert (session.info.uid, session.info.user) == (0, "root")
         (answer,) = await session.read("s", [read("shell", script="id -u; env")])
         assert answer.stdout.startswith("0\n")
         assert "SUDO" not in answer.stdout
-        await place.close()
 
 
 async def test_become_sends_the_password_where_sudo_asks(
-    as_root: None, server: sshd.Server, shared: Path, password: str, monkeypatch: pytest.MonkeyPatch
+    as_root: None,
+    server: sshd.Server,
+    shared: Path,
+    place_on: PlaceOn,
+    password: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLEETFIX_BECOME_PASSWORD", password)
     name = f"ff{uuid.uuid4().hex[:6]}"
     with sshd.account(name, "/bin/sh", shared, password), sshd.sudo_rule(name, "ALL"):
-        place = Place(server.host(name, become=True), shared)
+        place = place_on(server.host(name, become=True))
         session = await place.open()
         assert session.info.uid == 0
         (answer,) = await session.read("s", [read("echo", value=1)])
         assert answer.value == 1
-        await place.close()
 
 
 async def test_a_missing_password_is_said(
-    as_root: None, server: sshd.Server, shared: Path, password: str
+    as_root: None, server: sshd.Server, shared: Path, place_on: PlaceOn, password: str
 ) -> None:
     name = f"ff{uuid.uuid4().hex[:6]}"
     with (
@@ -130,13 +149,18 @@ async def test_a_missing_password_is_said(
         sshd.sudo_rule(name, "ALL"),
         pytest.raises(HostError) as refused,
     ):
-        await Place(server.host(name, become=True), shared).open()
+        await place_on(server.host(name, become=True)).open()
     assert refused.value.failure.kind == "sudo"
     assert "FLEETFIX_BECOME_PASSWORD" in refused.value.failure.hint
 
 
 async def test_a_wrong_password_is_tried_on_one_host_only(
-    as_root: None, server: sshd.Server, shared: Path, password: str, monkeypatch: pytest.MonkeyPatch
+    as_root: None,
+    server: sshd.Server,
+    shared: Path,
+    place_on: PlaceOn,
+    password: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLEETFIX_BECOME_PASSWORD", "battery staple")
     name = f"ff{uuid.uuid4().hex[:6]}"
@@ -152,28 +176,33 @@ async def test_a_wrong_password_is_tried_on_one_host_only(
     with sshd.account(name, "/bin/sh", shared, password), sshd.sudo_rule(name, "ALL"):
         for host in ("gpu01", "gpu02", "gpu03"):
             with pytest.raises(HostError) as refused:
-                await Place(server.host(name, name=host, become=True), shared).open()
+                await place_on(server.host(name, name=host, become=True)).open()
             assert refused.value.failure.kind == "sudo"
     assert sent == ["gpu01"]
 
 
 async def test_a_user_whom_sudo_refuses_is_told(
-    as_root: None, server: sshd.Server, shared: Path, password: str, monkeypatch: pytest.MonkeyPatch
+    as_root: None,
+    server: sshd.Server,
+    shared: Path,
+    place_on: PlaceOn,
+    password: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLEETFIX_BECOME_PASSWORD", password)
     name = f"ff{uuid.uuid4().hex[:6]}"
     with sshd.account(name, "/bin/sh", shared, password), pytest.raises(HostError) as refused:
-        await Place(server.host(name, become=True), shared).open()
+        await place_on(server.host(name, become=True)).open()
     assert refused.value.failure.kind == "sudo"
 
 
 async def test_an_ordinary_user_is_refused_where_root_has_the_lease(
-    server: sshd.Server, shared: Path, ordinary: str
+    server: sshd.Server, place_on: PlaceOn, ordinary: str
 ) -> None:
-    roots = Place(server.host("root"), shared)
+    roots = place_on(server.host("root"))
     roots.root.mkdir()
     roots.root.chmod(0o777)
-    users = Place(server.host(ordinary), shared)
+    users = place_on(server.host(ordinary))
     first = await roots.open("r1")
     await first.acquire()
     second = await users.open("r2")
@@ -182,8 +211,6 @@ async def test_an_ordinary_user_is_refused_where_root_has_the_lease(
     assert refused.value.failure.kind == "lease_held"
     await first.end("ok", keep_claim=False, commit=False)
     await second.acquire()
-    await roots.close()
-    await users.close()
 
 
 # -- the way to a host ----------------------------------------------------------------------------------
@@ -265,29 +292,73 @@ async def test_no_python_is_said(own_server: sshd.Server) -> None:
 
 
 async def test_a_jump_host_is_connected_to_once_for_all_behind_it(
-    own_server: sshd.Server, shared: Path
+    own_server: sshd.Server, place_on: PlaceOn
 ) -> None:
     user = getpass.getuser()
     host = own_server.host(user, via=f"{user}@127.0.0.1:{own_server.port}")
-    places = [Place(host, shared) for _ in range(3)]
+    places = [place_on(host) for _ in range(3)]
     before = _logins(own_server)
     for place in places:
         session = await place.open(dry=True)
         assert (await session.read("s", [read("echo", value=1)]))[0].value == 1
     assert _logins(own_server) - before == 4
-    for place in places:
-        await place.close()
 
 
-async def test_a_crowd_that_the_server_drops_gets_in_all_the_same(tmp_path: Path, shared: Path) -> None:
+async def test_a_crowd_that_the_server_drops_gets_in_all_the_same(
+    tmp_path: Path, place_on: PlaceOn
+) -> None:
     reason = sshd.why_not()
     if reason is not None:
         pytest.skip(reason)
     with sshd.server(tmp_path, more="MaxStartups 2:50:6") as crowded:
-        place = Place(crowded.host(getpass.getuser()), shared)
+        place = place_on(crowded.host(getpass.getuser()))
         sessions = await asyncio.gather(*(place.open(f"r{n}", dry=True) for n in range(12)))
         assert len(sessions) == 12
-        await place.close()
+
+
+async def test_a_connection_that_is_cut_comes_back_and_no_change_is_lost_or_made_twice(
+    own_server: sshd.Server, place_on: PlaceOn
+) -> None:
+    place = place_on(own_server.host(getpass.getuser()))
+    session = await place.open()
+    async with place.slow_change(session) as slow:
+        reading = asyncio.create_task(session.read("s", [read("nap", seconds=0.3)]))
+        await asyncio.sleep(0.1)
+        for pid in _connections_of(own_server):
+            kill(pid)
+        assert (await reading)[0].ok
+        slow.let_go()
+        assert slow.task is not None
+        assert (await slow.task).value == "slowly"
+    assert place.lines("slow") == ["x"]
+    assert _logins(own_server) == 2
+
+
+def _connections_of(server: sshd.Server) -> list[int]:
+    """The processes that sshd has forked for its connections."""
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, check=True, text=True
+    )
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+@pytest.mark.parametrize("way", ["deadline", "cancel"])
+async def test_trees_below_sudo_end_too(
+    as_root: None, server: sshd.Server, shared: Path, place_on: PlaceOn, password: str, way: str
+) -> None:
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    with sshd.account(name, "/bin/sh", shared), sshd.sudo_rule(name, "NOPASSWD: ALL"):
+        place, word = place_on(server.host(name, become=True)), token()
+        session = await place.open()
+        timeout = 1.0 if way == "deadline" else 20.0
+        changing = asyncio.create_task(
+            session.change(ONE, "s", change(call("scatter_writing", timeout=timeout, token=word)))
+        )
+        await eventually(lambda: len(processes_with(word)) >= 5)
+        if way == "cancel":
+            assert await session.cancel() == ()
+        assert not (await changing).ok
+        assert processes_with(word) == []
 
 
 def _logins(server: sshd.Server) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from fleetfix.inventory import Host
 from tests.contract.place import Place
-from tests.contract.session_contract import HostContract
+from tests.contract.session_contract import HostContract, SessionPromises
+
+OLDEST = ("/usr/bin/python3.8", "/root/.pyenv/versions/3.8.18/bin/python3")
 
 
 def disable(root: Path, text: str) -> None:
@@ -29,3 +32,17 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 class TestLocal(HostContract):
     """Every promise, over a process on this machine."""
+
+
+class TestLocalWithTheOldestPython(SessionPromises):
+    """What every session promises, by a runner on Python 3.8."""
+
+    @pytest.fixture
+    async def place(self, tmp_path: Path) -> AsyncIterator[Place]:
+        found = [path for path in OLDEST if os.access(path, os.X_OK)]
+        if not found:
+            pytest.skip("no Python 3.8 here")
+        here = Place(Host(name="here", address="localhost", transport="local", python=found[0]), tmp_path)
+        here.disable = lambda text: disable(here.root, text)
+        yield here
+        await here.close()
