@@ -112,6 +112,8 @@ class Change(Value):
     commit: tuple[Call, ...] = ()
     risk: Risk
     alters: tuple[Altered, ...] = ()
+    job: Literal["", "stops", "starts"] = ""
+    """What it does to the host's training: one stopped and not started again heads every summary."""
     fetch_bytes: int = 0
     """Bytes that this change brings to the host."""
 

@@ -50,6 +50,7 @@ class ChangeShown(Value):
     before: str = ""
     after: str = ""
     risk: Risk
+    job: Literal["", "stops", "starts"] = ""
     fetch_bytes: int = 0
 
 

@@ -65,6 +65,8 @@ class HostState:
     steps: dict[str, StepState] = field(default_factory=dict)
     changes: dict[str, ChangeShown] = field(default_factory=dict)
     """Every change begun and not undone, by id, oldest first."""
+    failed: frozenset[str] = frozenset()
+    """The ids of those that did not end well."""
     rolling_back: bool = False
     first_failure: Failure | None = None
     finished: HostFinished | None = None
@@ -72,6 +74,18 @@ class HostState:
     @property
     def outcome(self) -> Outcome | None:
         return self.finished.outcome if self.finished else None
+
+    @property
+    def job_stopped(self) -> bool:
+        """Whether the last thing done to the host's training that stands is to have stopped it."""
+        stands = [
+            shown.job for id, shown in self.changes.items() if shown.job and not self._vain(id, shown)
+        ]
+        return bool(stands) and stands[-1] == "stops"
+
+    def _vain(self, id: str, shown: ChangeShown) -> bool:
+        """A start that failed started nothing; a stop that failed may have stopped something."""
+        return shown.job == "starts" and id in self.failed
 
     def in_step(self, step: str, **changes: object) -> HostState:
         state = replace(self.steps.get(step, StepState()), **changes)  # type: ignore[arg-type]
@@ -163,7 +177,8 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
             changes = {**host.changes, event.change: event.shown}
             return replace(host, changes=changes, doing=event.shown.summary)
         case ChangeFinished():
-            return replace(host, first_failure=host.first_failure or event.failure)
+            failed = host.failed if event.ok else host.failed | {event.change}
+            return replace(host, failed=failed, first_failure=host.first_failure or event.failure)
         case StepFinished():
             return _step_finished(host, event)
         case RollbackStarted():

@@ -92,6 +92,7 @@ class GpuProcesses(Action[ProcessFacts]):
             commit=(Call(function="relaunch.forget"),),
             risk="compensable",
             alters=("job",),
+            job="stops",
         )
 
 

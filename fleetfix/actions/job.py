@@ -151,6 +151,7 @@ class Job(Action[JobFacts]):
             undo=(Call(function="relaunch.unstart", timeout=120.0),),
             risk="compensable",
             alters=("job",),
+            job="starts",
         )
 
 

@@ -274,6 +274,8 @@ def _finish_rollback(host: Host, recorder: Recorder, outcome: Outcome, failure: 
             reason=failure.message if failure else "",
             failure=failure,
             touched=True,
+            job_stopped=recorder.state.hosts[host.name].job_stopped,
+            open=tuple(shown.summary for shown in recorder.state.hosts[host.name].changes.values()),
         )
     )
 

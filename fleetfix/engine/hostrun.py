@@ -34,6 +34,7 @@ from fleetfix.events import (
 from fleetfix.inventory import Host
 from fleetfix.playbook import Step
 from fleetfix.session import Session
+from fleetfix.state import HostState
 
 FAILED = ("failed", "unknown", "blocked")
 
@@ -317,7 +318,7 @@ class HostRun:
 
     def _lost(self, failure: Failure) -> None:
         """The session broke and did not come back while the host was being mended."""
-        first = self.context.recorder.state.hosts[self.host.name].first_failure or failure
+        first = self._state().first_failure or failure
         self.context.recorder.record(HostLost(host=self.host.name, failure=failure))
         if not self._begun:
             return self._finish("failed" if self._acquired else "unreachable", failure.message, first)
@@ -342,7 +343,7 @@ class HostRun:
     async def _end_session(self, outcome: str, *, commit: bool, keep_claim: bool | None = None) -> None:
         if self._line is None or not self._acquired:
             return
-        keep = self._job_stopped() if keep_claim is None else keep_claim
+        keep = self._state().job_stopped if keep_claim is None else keep_claim
         await self._line.session.end(outcome, keep_claim=keep, commit=commit)
 
     def _give_up(self, failure: Failure, phase: Phase) -> None:
@@ -363,18 +364,16 @@ class HostRun:
                 failure=failure,
                 step=step,
                 touched=self._acquired,
-                job_stopped=self._job_stopped(),
-                open=() if settled else tuple(change.summary for change in self._begun),
+                job_stopped=self._state().job_stopped,
+                open=() if settled else tuple(shown.summary for shown in self._state().changes.values()),
             )
         )
 
-    def _job_stopped(self) -> bool:
-        """Whether the last thing this run did to the host's job was to stop it."""
-        last = [change.key for change in self._begun if "job" in change.alters]
-        return bool(last) and last[-1].startswith("stop:")
+    def _state(self) -> HostState:
+        return self.context.recorder.state.hosts[self.host.name]
 
     def _host_state_open(self) -> bool:
-        return self.context.recorder.state.hosts[self.host.name].finished is None
+        return self._state().finished is None
 
     def _progress(self, step: str, text: str) -> None:
         self._say(step, text)

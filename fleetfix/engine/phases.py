@@ -42,6 +42,7 @@ def shown(change: Change) -> ChangeShown:
         before=change.before,
         after=change.after,
         risk=change.risk,
+        job=change.job,
         fetch_bytes=change.fetch_bytes,
     )
 

@@ -342,7 +342,9 @@ def _write(path, value):
 
 def _become(entry):
     if os.geteuid() == 0:
-        os.setgroups(entry["groups"])
+        # Root of an unprivileged user namespace may set no groups, and need not where they are the same.
+        if sorted(os.getgroups()) != sorted(entry["groups"]):
+            os.setgroups(entry["groups"])
         os.setresgid(entry["gid"], entry["gid"], entry["gid"])
         os.setresuid(entry["uid"], entry["uid"], entry["uid"])
     elif os.geteuid() != entry["uid"]:

@@ -173,9 +173,9 @@ async def test_what_was_not_announced_is_not_done() -> None:
 
 async def test_what_a_step_foresees_from_another_is_announced() -> None:
     steps = [
-        step("stop", Switch(name="job", on=False, key="stop:job", alters=("job",)), when_pending=("a",)),
+        step("stop", Switch(name="job", on=False, key="stop:job", job="stops"), when_pending=("a",)),
         step("a", Switch(name="a")),
-        step("train", Switch(name="job", key="start", alters=("job",), follows="stop")),
+        step("train", Switch(name="job", key="start", job="starts", follows="stop")),
     ]
     fleet = Fleet({"gpu01": toy_host(a=False, job=True), "gpu02": toy_host(a=True, job=True)})
     state, shelf = await play(fleet, steps)
@@ -191,7 +191,7 @@ async def test_what_a_step_foresees_from_another_is_announced() -> None:
 
 async def test_a_stopped_job_that_was_not_started_again_is_said_and_claimed() -> None:
     steps = [
-        step("stop", Switch(name="job", on=False, key="stop:job", alters=("job",))),
+        step("stop", Switch(name="job", on=False, key="stop:job", job="stops")),
         step("lamp", Lit(name="lamp"), on_failure="stop"),
     ]
     host = toy_host(job=True, lamp=False)
@@ -203,9 +203,26 @@ async def test_a_stopped_job_that_was_not_started_again_is_said_and_claimed() ->
     assert list(host.claims) == ["20260101-000000-toy-aaaa"]
 
 
+async def test_a_start_that_failed_leaves_the_job_stopped() -> None:
+    def cannot_start(args: dict[str, object], world: dict[str, object]) -> None:
+        if args["to"]:
+            raise_no_space()
+        world[str(args["name"])] = args["to"]
+
+    host = toy_host(job=True)
+    host.on("toy.set", cannot_start)
+    steps = [
+        step("stop", Switch(name="job", on=False, key="stop:job", job="stops")),
+        step("train", Switch(name="job", key="start", job="starts", follows="stop")),
+    ]
+    state, shelf = await play(Fleet({"gpu01": host}), steps)
+    assert outcomes(state) == {"gpu01": "rollback_failed"}
+    assert shelf.of("host_finished")[0].job_stopped
+
+
 async def test_a_host_with_work_of_another_run_left_open_is_refused() -> None:
     steps = [
-        step("stop", Switch(name="job", on=False, key="stop:job", alters=("job",))),
+        step("stop", Switch(name="job", on=False, key="stop:job", job="stops")),
         step("lamp", Lit(name="lamp"), on_failure="stop"),
     ]
     fleet = Fleet({"gpu01": toy_host(job=True, lamp=False)})

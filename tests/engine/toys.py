@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fleetfix.action import Action, Check, Measurement, Plan, Planned, Probe, Verdict
 from fleetfix.commands import Altered, Call, Change, Json, Read, Risk
@@ -29,6 +29,7 @@ class Switch(Action[Any]):
     risk: Risk = "reversible"
     alters: tuple[Altered, ...] = ()
     key: str = ""
+    job: Literal["", "stops", "starts"] = ""
     follows: str = ""
     """The step whose plan brings this switch out of place."""
 
@@ -55,6 +56,7 @@ class Switch(Action[Any]):
             commit=(Call(function="toy.commit", args={"name": self.name}),),
             risk=self.risk,
             alters=self.alters,
+            job=self.job,
         )
         return Plan(changes=(change,))
 
