@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ERRORS_KEPT = 4096
 SAYS = 50
 """Lines a second that a host may say; more are dropped."""
+MOST_ITEMS = 10_000
 AT_ONCE = 8
 MARGIN = 30.0
 """Seconds that an answer may take beyond the deadlines that the host keeps."""
@@ -435,6 +436,8 @@ class Conversation:
             pending.future.set_exception(_as_error(self._host.name, frame["error"]))
         elif "item" in frame:
             pending.items.append(frame["item"])
+            if len(pending.items) > MOST_ITEMS:
+                pending.future.set_exception(_unreachable(self._host.name, "its answer has no end"))
         elif "i" in frame:
             self._fill(pending, frame["i"], frame.get("reply"))
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,10 +45,14 @@ class SshWire:
     """One process on an SSH connection of its own."""
 
     def __init__(
-        self, connection: asyncssh.SSHClientConnection, channel: asyncssh.SSHClientChannel[bytes]
+        self,
+        connection: asyncssh.SSHClientConnection,
+        channel: asyncssh.SSHClientChannel[bytes],
+        chain: _Chain,
     ) -> None:
         self._connection = connection
         self._channel = channel
+        self._chain = chain
 
     def send(self, data: bytes) -> None:
         """Queue bytes for the process's input."""
@@ -61,6 +64,7 @@ class SshWire:
         """Close the channel and the connection; a server that does not answer is not waited for."""
         self._channel.close()
         await _hang_up(self._connection)
+        await self._chain.let_go()
 
 
 class _Ear(asyncssh.SSHClientSession[bytes]):
@@ -109,9 +113,10 @@ def _worth_another(error: Exception) -> bool:
 async def _start_once(
     host: Host, opening: Opening, keys: HostKeys, command: str, receiver: Receiver
 ) -> SshWire:
-    jump = await _jump(host, opening, keys) if host.via else None
-    connection = await _connect(host.address, host.port, host.user, host.ssh_config, keys, jump)
+    chain = await _chain_to(host, opening)
+    connection = None
     try:
+        connection = await _connect(host.address, host.port, host.user, host.ssh_config, keys, chain.end)
         channel, _ = await connection.create_session(
             lambda: _Ear(receiver),
             command,
@@ -122,9 +127,11 @@ async def _start_once(
             send_env=[],
         )
     except BaseException:
-        connection.abort()
+        if connection is not None:
+            connection.abort()
+        await chain.let_go()
         raise
-    return SshWire(connection, channel)
+    return SshWire(connection, channel, chain)
 
 
 async def _connect(
@@ -186,30 +193,57 @@ async def _hang_up(connection: asyncssh.SSHClientConnection) -> None:
 
 @dataclass
 class _Jump:
-    """A connection to a jump host, which serves every host behind it."""
+    """A connection to a jump host, which serves every host behind it while there is one."""
 
     lock: asyncio.Lock
     connection: asyncssh.SSHClientConnection | None = None
+    users: int = 0
 
 
-_jumps: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | None], _Jump]] = (
-    WeakKeyDictionary()
-)
+_Jumps = dict[tuple[str, str | None], _Jump]
+_jumps: WeakKeyDictionary[asyncio.AbstractEventLoop, _Jumps] = WeakKeyDictionary()
 
 
-async def _jump(host: Host, opening: Opening, keys: HostKeys) -> asyncssh.SSHClientConnection:
-    """The connection to the last jump host of a chain, made by whoever needs it first."""
+@dataclass
+class _Chain:
+    """The jump hosts on the way to one host, the nearest first; held until `let_go`."""
+
+    hops: list[_Jump]
+
+    @property
+    def end(self) -> asyncssh.SSHClientConnection | None:
+        """The connection to go on from."""
+        return self.hops[-1].connection if self.hops else None
+
+    async def let_go(self) -> None:
+        """Hang up the connections that nobody needs any more, the farthest first."""
+        while self.hops:
+            jump = self.hops.pop()
+            async with jump.lock:
+                jump.users -= 1
+                if jump.users == 0 and jump.connection is not None:
+                    connection, jump.connection = jump.connection, None
+                    await _hang_up(connection)
+
+
+async def _chain_to(host: Host, opening: Opening) -> _Chain:
+    """Connect to the jump hosts of a host, each of them once for all hosts behind it."""
     jumps = _jumps.setdefault(asyncio.get_running_loop(), {})
-    tunnel: asyncssh.SSHClientConnection | None = None
-    hops = str(host.via).split(",")
-    for number in range(1, len(hops) + 1):
-        jump = jumps.setdefault((",".join(hops[:number]), host.ssh_config), _Jump(asyncio.Lock()))
-        async with jump.lock:
-            if jump.connection is None or jump.connection.is_closed():
-                jump.connection = await _hop(hops[number - 1], host.ssh_config, opening, tunnel)
-            tunnel = jump.connection
-    assert tunnel is not None
-    return tunnel
+    chain = _Chain([])
+    names = host.via.split(",") if host.via else []
+    try:
+        for number, name in enumerate(names, start=1):
+            key = (",".join(names[:number]), host.ssh_config)
+            jump = jumps.setdefault(key, _Jump(asyncio.Lock()))
+            async with jump.lock:
+                if jump.connection is None or jump.connection.is_closed():
+                    jump.connection = await _hop(name, host.ssh_config, opening, chain.end)
+                jump.users += 1
+            chain.hops.append(jump)
+    except BaseException:
+        await chain.let_go()
+        raise
+    return chain
 
 
 async def _hop(
@@ -221,19 +255,7 @@ async def _hop(
     try:
         return await _connect(address, int(port) if port else None, user or None, ssh_config, keys, tunnel)
     except (asyncssh.Error, OSError, ValueError) as error:
-        failure = failure_of(error, f"jump host {hop}", keys)
-        raise HostError(failure) from error
-
-
-@contextlib.asynccontextmanager
-async def jump_hosts() -> AsyncIterator[None]:
-    """Close this loop's connections to jump hosts at the end."""
-    try:
-        yield
-    finally:
-        for jump in _jumps.pop(asyncio.get_running_loop(), {}).values():
-            if jump.connection is not None:
-                await _hang_up(jump.connection)
+        raise HostError(failure_of(error, f"jump host {hop}", keys)) from error
 
 
 # -- failures -------------------------------------------------------------------------------------------
