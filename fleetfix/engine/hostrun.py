@@ -67,7 +67,7 @@ class HostRun:
         self._refuse_where_taken(session)
         line = self._line
         assert line is not None
-        facts = await line.ask_all({step.id: step.act.probe() for step in self.steps})
+        facts = await line.ask_all({step.id: step.act.probe() for step in self.steps if _asked(step)})
         errors = {id: got.failure for id, got in facts.items() if isinstance(got, HostError)}
         known = {id: got for id, got in facts.items() if id not in errors}
         for one in foresee(self.steps, known):
@@ -386,3 +386,9 @@ class HostRun:
         if self._line is not None:
             line, self._line = self._line, None
             await line.session.close()
+
+
+def _asked(step: Step) -> bool:
+    """Whether the survey asks a step. A check of what an earlier step did has nothing to look at yet:
+    to ask it would, for one, import torch beside the training that still runs."""
+    return isinstance(step.act, Action) or not step.when_changed

@@ -121,6 +121,13 @@ async def test_a_failed_check_after_a_change_rolls_back() -> None:
     assert outcomes(state) == {"gpu01": "rolled_back"}
 
 
+async def test_a_check_of_what_a_step_did_is_not_asked_before_it() -> None:
+    steps = [*SWITCHES[:1], step("lamp", Lit(name="lamp"), when_changed=("a",))]
+    host = toy_host(a=False, lamp=True)
+    await play(Fleet({"gpu01": host}), steps, dry=True)
+    assert [one.args["name"] for one in host.executed] == ["a"]
+
+
 async def test_unknown_never_counts_as_pass() -> None:
     steps = [*SWITCHES[:1], step("lamp", Lit(name="lamp"))]
     state, shelf = await play(Fleet({"gpu01": toy_host(a=False)}), steps)
