@@ -14,53 +14,19 @@ import pytest
 from fleetfix.actions.cuda_wheels import CudaWheels
 from fleetfix.actions.wheel_parts import WheelParts
 from fleetfix.remote import environments, jobs, sources
-from tests.wheelhouse import PYTHON, UV, Host, Venv, snapshot, wheel
+from tests.real_wheels.conftest import OTHERS, OURS
+from tests.wheelhouse import Host, Venv, snapshot
 
 pytestmark = pytest.mark.real_wheels
 
-OURS = {"nvidia-nvshmem-cu12": "3.4.5", "nvidia-nccl-cu12": "2.27.5"}
-OTHERS = {"nvidia-nvshmem-cu13": "3.4.5", "nvidia-nccl-cu13": "2.28.9"}
 AUDIT = Path(__file__).parent / "audit_independent.py"
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """{name: path} of the four wheels, and of a stand-in torch that requires two of them."""
-    given = os.environ.get("FLEETFIX_REAL_WHEELS")
-    folder = Path(given) if given else tmp_path_factory.mktemp("real")
-    pins = [f"{name}=={version}" for name, version in {**OURS, **OTHERS}.items()]
-    if not list(folder.glob("nvidia_nccl_cu13-*.whl")):
-        argv = [
-            PYTHON,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-cache-dir",
-            "--no-deps",
-            "-d",
-            str(folder),
-            *pins,
-        ]
-        subprocess.run(argv, check=True)
-    text = "cuda: Optional[str] = '12.8'\n"
-    needs = [f"{name}=={version}" for name, version in OURS.items()]
-    wheel(folder, "torch", "2.10.0", {"torch/__init__.py": "", "torch/version.py": text}, requires=needs)
-    yield {path.name.split("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
-    if not given:
-        for path in folder.glob("*.whl"):
-            path.unlink()
-
-
 @pytest.fixture
-def caches(monkeypatch, tmp_path):
-    cache = tmp_path / "cache"
-    environ = {"UV_CACHE_DIR": str(cache / "uv"), "PIP_CACHE_DIR": str(cache / "pip")}
-    environ["PATH"] = os.path.dirname(UV)
-    environ["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE") or "/etc/ssl/certs/ca-certificates.crt"
-    monkeypatch.setattr(jobs, "job_environ", lambda ctx, step: (os.geteuid(), environ))
+def caches(monkeypatch, cache_environ, tmp_path):
+    monkeypatch.setattr(jobs, "job_environ", lambda ctx, step: (os.geteuid(), cache_environ))
     monkeypatch.setattr(environments, "_in_use", lambda ctx: [])
-    return cache
+    return tmp_path / "cache"
 
 
 def audited(venv):
