@@ -26,6 +26,7 @@ from fleetfix.lab.record import HostPlan, HostRecord, LabPlan, LabRecord, Paths,
 from fleetfix.lab.sessions import Process, Session, account
 
 PORT_TRIES = 20
+FOLDER_CHECK = 5.0  # seconds
 
 
 class _Host:
@@ -258,12 +259,19 @@ async def _main(folder: str) -> int:
     try:
         await server.start()
         _answer(sys.stdout, {"ok": True})
-        await stop.wait()
+        await _until(stop, paths)
     except LabError as error:
         _answer(sys.stdout, {"error": error.message, "hint": error.hint})
     finally:
         server.end()
     return 0
+
+
+async def _until(stop: asyncio.Event, paths: Paths) -> None:
+    """Wait to be ended, or until the lab's folder is gone: nobody could find this lab any more."""
+    while not stop.is_set() and paths.root.exists():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), FOLDER_CHECK)
 
 
 def _answer(file: IO[str], value: dict[str, Any]) -> None:

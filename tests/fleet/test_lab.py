@@ -537,6 +537,14 @@ def test_hosts_outlive_their_server_and_down_still_ends_them(fresh: Callable[...
     assert not init.alive()
 
 
+def test_a_lab_whose_folder_is_gone_ends_by_itself(root: Path) -> None:
+    lab = Lab(root / "lost")
+    lab.up(["n1"])
+    found = lab.record()
+    shutil.rmtree(lab.root)
+    eventually(lambda: not found.alive())
+
+
 def test_a_lab_of_an_earlier_boot_is_swept(root: Path, fresh: Callable[..., Lab]) -> None:
     lab = fresh("n1")
     keep = lab.record()
