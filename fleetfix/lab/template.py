@@ -131,8 +131,12 @@ class Template:
         )
         link_tree(self.folder / "driver", disk / "opt")
         first = f"#!{self.python.path} -ISB\n".encode()
-        write_all(disk / "sbin", [("nvidia-smi", first + stock.stand_in("nvidia_smi.py"))])
-        (disk / "sbin/nvidia-smi").chmod(0o755)
+        write_all(
+            disk / "sbin",
+            [("nvidia-smi", first + stock.stand_in("nvidia_smi.py")), ("g++", stock.stand_in("compiler.sh"))],
+        )
+        for program in ("nvidia-smi", "g++"):
+            (disk / "sbin" / program).chmod(0o755)
 
     def fill_caches(self, disk: Path, *, contaminated: bool) -> None:
         """Put the compile caches on a host's disk, newer than its environment, as a job leaves them.
