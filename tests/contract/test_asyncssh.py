@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import getpass
 import shutil
-import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from fleetfix.conversation import Password
 from fleetfix.errors import HostError
 from fleetfix.inventory import Host
+from fleetfix.remote.api import descendants
 from fleetfix.session import Purpose, open_session
 from tests.contract import sshd
 from tests.contract.place import Place, call, change, eventually, kill, processes_with, read, token
@@ -338,11 +338,9 @@ async def test_a_connection_that_is_cut_comes_back_and_no_change_is_lost_or_made
 
 
 def _connections_of(server: sshd.Server) -> list[int]:
-    """The processes that sshd has forked for its connections."""
-    listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(server.process.pid)], capture_output=True, check=False, text=True
-    )
-    return [int(pid) for pid in listed.stdout.split()]
+    """The processes that sshd has forked for its connections, what runs on them left out."""
+    below = [pid for pid, _ in descendants(server.process.pid)]
+    return [pid for pid in below if Path(f"/proc/{pid}/comm").read_text().startswith("sshd")]
 
 
 @pytest.mark.parametrize("way", ["deadline", "cancel"])
