@@ -50,7 +50,9 @@ class Ran:
     @property
     def told(self) -> str:
         """Why each host ended as it did, for the message of a failed assertion."""
-        ends = [f"{e['host']}: {e['outcome']}: {e['step']}: {e['reason']}" for e in self.of("host_finished")]
+        ends = [
+            f"{e['host']}: {e['outcome']}: {e['step']}: {e['reason']}" for e in self.of("host_finished")
+        ]
         return "\n".join([self.err, *ends])
 
     def finished(self, host: str) -> dict[str, Any]:

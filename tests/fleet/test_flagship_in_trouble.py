@@ -1,0 +1,148 @@
+"""The main job where it goes wrong: what is brought back, what is kept, what is left claimed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from fleetfix.lab.template import FIRST_STEP
+from tests.fleet import independent
+from tests.fleet.conftest import Site, step_began, until
+
+pytestmark = pytest.mark.fleet
+
+Make = Callable[..., Site]
+ALL = "gpu[01-03]"
+TORCHRUN = ("/opt/train/venv/bin/torchrun", "--nproc-per-node=2")
+EVERYWHERE = ("--max-unreachable", "100%")
+
+
+def test_a_load_check_that_fails_brings_everything_back_byte_for_byte(site: Make) -> None:
+    lab = site("gpu[01-02]")
+    lab.lab.break_host("gpu01", "load_fails")
+    before = {host: (lab.files(host), lab.job(host)) for host in ("gpu01", "gpu02")}
+    ran = lab.run("gpu[01-02]")
+    assert ran.outcomes == {"gpu01": "rolled_back", "gpu02": "not_started"}, ran.told
+    assert ran.exit == 3
+    finished = ran.finished("gpu01")
+    assert finished["step"] == "loads"
+    assert "ImportError" in finished["reason"] or "import" in finished["reason"]
+    assert not finished["job_stopped"]
+    assert lab.files("gpu01") == before["gpu01"][0]
+    new, old = lab.job("gpu01"), before["gpu01"][1]
+    assert (new.argv, new.cwd, new.environ, new.limits) == (old.argv, old.cwd, old.environ, old.limits)
+    assert min(independent.first_steps(lab.pid("gpu01"))) >= FIRST_STEP
+    assert (lab.files("gpu02"), lab.job("gpu02")) == before["gpu02"]
+
+
+def test_without_a_canary_a_host_that_rolled_back_is_exit_2(site: Make) -> None:
+    lab = site("gpu01")
+    lab.lab.break_host("gpu01", "load_fails")
+    ran = lab.run("gpu01", "--canary", "0")
+    assert (ran.outcomes, ran.exit) == ({"gpu01": "rolled_back"}, 2), ran.told
+
+
+def test_a_speed_that_does_not_come_back_keeps_the_repair_and_halts(site: Make) -> None:
+    lab = site("gpu[01-02]")
+    lab.lab.break_host("gpu01", "slow_after_repair")
+    ran = lab.run("gpu[01-02]")
+    assert ran.outcomes == {"gpu01": "unproven", "gpu02": "not_started"}, ran.told
+    assert ran.exit == 3
+    assert independent.damaged(lab.pid("gpu01")) == []
+    assert lab.job("gpu01")
+    assert ran.of("rollback_started") == []
+
+
+def test_a_supervisor_above_the_job_is_stopped_and_started_with_it(site: Make) -> None:
+    lab = site("gpu01")
+    lab.lab.break_host("gpu01", "respawning_job", how="loop")
+    ran = lab.run("gpu01")
+    assert ran.outcomes == {"gpu01": "changed"}, ran.told
+    loops = [one for one in lab.lab.processes("gpu01") if one.argv[:1] == ("/bin/sh",)]
+    assert len(loops) == 1
+    assert lab.job("gpu01")
+
+
+def test_a_job_that_something_else_restarts_is_named_and_not_fought(site: Make) -> None:
+    lab = site("gpu01")
+    lab.lab.break_host("gpu01", "respawning_job", how="watchdog")
+    before = lab.files("gpu01")
+    ran = lab.run("gpu01")
+    assert ran.outcomes == {"gpu01": "rolled_back"}, ran.told
+    finished = ran.finished("gpu01")
+    assert finished["step"] == "stop"
+    assert "again" in finished["reason"]
+    assert lab.job("gpu01"), "training runs, once"
+    assert lab.files("gpu01") == before
+
+
+def test_a_killed_controller_leaves_a_host_that_says_so_and_rollback_brings_the_job_back(
+    site: Make,
+) -> None:
+    lab = site("gpu[01-02]")
+    before = lab.files("gpu01"), lab.job("gpu01")
+    process = lab.start("run", "purge-cu13", "--hosts", "gpu01", "-i", lab.inventory, "--yes", "--json")
+    run = step_began(process, "idle")
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    assert independent.jobs(lab.pid("gpu01")) == [], "killed between stop and wheels"
+    refused = lab.run("gpu[01-02]", *EVERYWHERE)
+    assert refused.outcomes["gpu01"] == "unfinished", refused.told
+    reason = refused.finished("gpu01")["reason"]
+    assert run in reason
+    assert "stop" in reason
+    assert independent.jobs(lab.pid("gpu01")) == []
+    back = lab("rollback", run, "-i", lab.inventory)
+    assert back.exit == 0, back.err + back.out
+    assert lab.files("gpu01") == before[0]
+    assert lab.job("gpu01").argv == before[1].argv
+    assert lab.job("gpu01").environ == before[1].environ
+    after = lab.run("gpu01", "--dry-run")
+    assert after.outcomes == {"gpu01": "pending"}, after.told
+
+
+STUBBORN = """
+name: stubborn
+steps:
+  - id: work
+    shell:
+      run: |
+        trap '' TERM
+        setsid sh -c 'trap "" TERM; sleep 1001' &
+        (sh -c 'sleep 1002 &') &
+        sleep 1003
+      always: true
+    timeout: 5m
+"""
+
+
+def test_the_second_interrupt_leaves_no_process_of_the_step_on_any_host(site: Make) -> None:
+    lab = site("gpu[01-02]", contaminated=[])
+    playbook = lab.home / "stubborn.yaml"
+    playbook.write_text(STUBBORN)
+    together = ("--canary", "0", "--batch", "100%")
+    process = lab.start(
+        "run", str(playbook), "--hosts", "gpu[01-02]", "-i", lab.inventory, "--yes", "--json", *together
+    )
+
+    def sleeping(host: str) -> list[str]:
+        return [" ".join(one.argv) for one in lab.lab.processes(host) if "sleep" in one.argv[:1]]
+
+    until(lambda: len(sleeping("gpu01")) == 3 == len(sleeping("gpu02")), "three sleeps on each host")
+    before = [one.pid for one in lab.lab.processes("gpu01") if "torchrun" in " ".join(one.argv)]
+    process.send_signal(signal.SIGINT)
+    until(lambda: _said(process, "run_interrupted"), "the first interrupt to be heard")
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert sleeping("gpu01") == []
+    assert sleeping("gpu02") == []
+    assert [one.pid for one in lab.lab.processes("gpu01") if "torchrun" in " ".join(one.argv)] == before
+
+
+def _said(process: subprocess.Popen[str], kind: str) -> bool:
+    assert process.stdout is not None
+    return any(f'"{kind}"' in line for line in process.stdout)
