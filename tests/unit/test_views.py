@@ -329,7 +329,12 @@ def test_colours_change_no_word() -> None:
 def test_a_reader_that_stops_reading_does_not_hold_the_run_up() -> None:
     reading, writing = os.pipe()
     out = Out(os.fdopen(writing, "w"))
-    run = threading.Thread(target=lambda: [out.line("x" * 4096) for _ in range(200)])
+
+    def write() -> None:
+        for _ in range(200):
+            out.line("x" * 4096)
+
+    run = threading.Thread(target=write)
     run.start()
     run.join(10.0)
     held_up = run.is_alive()
