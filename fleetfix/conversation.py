@@ -299,6 +299,7 @@ class Conversation:
         self._sources = protocol.Sources(opening.modules)
         self._contact: Contact | None = None
         self._sent: set[str] = set()
+        """Digests of the sources that this contact has."""
         self._pending: dict[int, Pending] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -409,15 +410,11 @@ class Conversation:
         contact = self._contact
         if contact is None:
             return
-        new = {
-            name: one
-            for name, one in self._sources.needed(pending.modules).items()
-            if name not in self._sent
-        }
+        needed = self._sources.needed(pending.modules).values()
+        new = [one for one in needed if one.digest not in self._sent]
         if new:
-            self._sent |= set(new)
-            modules = {name: {"digest": one.digest, "source": one.packed} for name, one in new.items()}
-            contact.send({"op": "sources", "modules": modules})
+            self._sent |= {one.digest for one in new}
+            contact.send({"op": "sources", "modules": {one.name: one.packed for one in new}})
         contact.send(pending.frame)
 
     async def _recorded_calls(self) -> list[Call]:

@@ -11,7 +11,6 @@ import os
 import signal
 import struct
 import time
-import traceback
 
 from fleetfix.remote.api import Ran, Refusal, be_subreaper, end_below, end_tree, no_space
 
@@ -146,19 +145,18 @@ def perform(context, function, name, args):
         kind = "no_space" if no_space(error) else "command"
         answer = failed(kind, "%s: %s" % (name, error))
     except BaseException as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        text = "%s broke: %s: %s (%s:%d)"
-        answer = failed(
-            "bug", text % (name, type(error).__name__, error, os.path.basename(place[0]), place[1])
-        )
+        text = "%s broke: %s: %s (%s)"
+        answer = failed("bug", text % (name, type(error).__name__, error, place_of(error)))
     answer["seconds"] = round(time.monotonic() - begun, 4)
     return answer
 
 
 def place_of(error):
     """Where an error arose, as file:line."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return "%s:%d" % (os.path.basename(place[0]), place[1])
+    step = error.__traceback__
+    while step.tb_next is not None:
+        step = step.tb_next
+    return "%s:%d" % (os.path.basename(step.tb_frame.f_code.co_filename), step.tb_lineno)
 
 
 def _fields(name, value):

@@ -5,7 +5,6 @@ and recorded again by the child that did it, so that neither a killed runner nor
 leaves it unknown.
 """
 
-import hashlib
 import json
 import os
 import time
@@ -103,6 +102,8 @@ def change(runner, frame):
 
 def digest_of(wanted):
     """The identity of what a change does, whatever its words."""
+    import hashlib  # brings OpenSSL in, which a session that only reads need not wait for
+
     text = json.dumps([wanted[name] for name in ("key", "do", "undo", "commit")], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -4,13 +4,12 @@ Reads run side by side; what writes runs one after another; each in a child of i
 controller is lost, reads end, the change in flight is finished and recorded, and the runner exits.
 """
 
-import base64
+import binascii
 import collections
-import hashlib
+import gc
 import importlib
 import json
 import os
-import platform
 import select
 import sys
 import time
@@ -95,10 +94,9 @@ class Runner(Loop):
 
     def _learn(self, modules):
         """Take in sources of host modules, for the imports to come."""
-        for name, sent in modules.items():
-            source = zlib.decompress(base64.b64decode(sent["source"]))
-            if hashlib.sha256(source).hexdigest() == sent["digest"]:
-                sys.modules["fleetfix.remote"].sent_sources[name] = source.decode()
+        for name, packed in modules.items():
+            source = zlib.decompress(binascii.a2b_base64(packed))
+            sys.modules["fleetfix.remote"].sent_sources[name] = source.decode()
 
     # -- the loop's seams -----------------------------------------------------------------------
 
@@ -201,7 +199,7 @@ class Runner(Loop):
         lease = self.lease.current()
         names = ("run", "operator", "controller", "reason", "since", "expires", "epoch", "boot_id")
         return {
-            "python": platform.python_version(),
+            "python": "%d.%d.%d" % sys.version_info[:3],
             "uid": uid,
             "user": user_name(uid),
             "hostname": os.uname().nodename,
@@ -281,6 +279,7 @@ def main():
     os.environ.clear()
     os.environ.update({"PATH": PATH, "LC_ALL": "C"})
     os.environ.update(user_environment(os.geteuid()))
+    gc.freeze()  # what is here now is never garbage: children need not copy it to find that out
     runner = Runner(frames[0], channel)
     for frame in frames[1:]:
         runner.handle(frame)
