@@ -366,6 +366,12 @@ class HostContract(SessionPromises):
         assert answer.failure.kind == "timed_out"
         assert processes_with(word) == []
 
+    async def test_a_command_past_its_deadline_may_first_put_things_right(self, place: Place) -> None:
+        session = await place.open()
+        script = f"trap 'echo tidy >{place.path('f')}; exit' TERM; while :; do sleep 0.1; done"
+        await session.read("s", [read("unhurried", timeout=0.5, script=script)])
+        assert place.lines("f") == ["tidy"]
+
     async def test_a_function_past_its_deadline_is_ended(self, place: Place) -> None:
         session = await place.open()
         (answer,) = await session.read("s", [read("nap", timeout=0.2, seconds=100)])
