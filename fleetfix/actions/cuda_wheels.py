@@ -29,21 +29,24 @@ class CudaWheels(Action[WheelFacts]):
         return look(self.venv, self.cuda, self.purge, None, quick=True)
 
     def plan(self, facts: WheelFacts) -> Plan:
-        """One change per environment; blocked where a part is not staged."""
-        return self._plan(facts, staged=all(part.staged for part in facts.parts))
+        """One change per environment; blocked where a part is not staged, or a job uses it still."""
+        return self._plan(facts, staged=all(part.staged for part in facts.parts), stopped=False)
 
     def foresee(self, facts: WheelFacts, planned: Planned) -> Plan:
-        """An earlier step that brings parts makes them staged."""
-        brings = any("parts" in change.alters for changes in planned.values() for change in changes)
-        return self._plan(facts, staged=brings or all(part.staged for part in facts.parts))
+        """An earlier step that brings parts makes them staged; one that stops the job frees the rest."""
+        earlier = [change for changes in planned.values() for change in changes]
+        brings = any("parts" in change.alters for change in earlier)
+        stops = any(change.job == "stops" for change in earlier)
+        return self._plan(facts, staged=brings or all(part.staged for part in facts.parts), stopped=stops)
 
-    def _plan(self, facts: WheelFacts, *, staged: bool) -> Plan:
+    def _plan(self, facts: WheelFacts, *, staged: bool, stopped: bool) -> Plan:
         found = cure(facts.audit, self.cuda, self.purge)
         if facts.failure or found.blocked:
             return Plan(blocked=facts.failure or found.blocked, notes=found.notes)
         if found.empty:
             return Plan(notes=found.notes)
         blocked = _no_room(facts) if staged else _not_staged(facts, found)
+        blocked = blocked or (None if stopped else _in_use(facts))
         if blocked:
             return Plan(blocked=blocked, notes=found.notes)
         return Plan(changes=(self._change(facts, found),), notes=found.notes)
@@ -98,6 +101,13 @@ def _not_staged(facts: WheelFacts, found: Cure) -> str:
     return (
         f"the bytes to mend {names} are not on this host (a `wheel_parts` step before this one brings them)"
     )
+
+
+def _in_use(facts: WheelFacts) -> str | None:
+    env = facts.audit.env
+    if env is None or not env.used_by:
+        return None
+    return f"{env.used_by[0]} uses {env.path} (a `gpu_processes` step before this one stops it)"
 
 
 def _no_room(facts: WheelFacts) -> str | None:

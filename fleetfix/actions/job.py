@@ -148,7 +148,7 @@ class Job(Action[JobFacts]):
                     timeout=self.settle + 30.0,
                 ),
             ),
-            undo=(Call(function="relaunch.unstart", timeout=120.0),),
+            undo=(Call(function="relaunch.unstart", args={"step": self.step}, timeout=120.0),),
             risk="compensable",
             alters=("job",),
             job="starts",

@@ -124,6 +124,8 @@ class Place(Value):
     user: str | None = None
     kind: str
     by: str | None = None
+    used_by: tuple[str, ...] = ()
+    """The live jobs that map it, e.g. `job 4211 of alice`."""
 
 
 class Audit(Value):

@@ -249,7 +249,7 @@ async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, open
         if not claimed and all(past.state == "undone" for past in await session.past()):
             recorder.record(HostFinished(host=host.name, outcome="skipped", reason="nothing to undo"))
             return
-        await session.acquire()
+        # An undo takes the lease itself, also where the host's kill switch refuses everything new.
         recorder.record(RollbackStarted(host=host.name, reason=purpose.reason or "asked for"))
         await recorder.durable()
         errors = await undo_all(session, host.name, recorder)
@@ -281,6 +281,10 @@ def _finish_rollback(host: Host, recorder: Recorder, outcome: Outcome, failure: 
 
 
 def _exit_after_rollback(state: RunState, hosts: tuple[Host, ...]) -> int:
-    """0 when every host is as it was before the run."""
-    outcomes = {state.hosts[host.name].outcome for host in hosts}
-    return 0 if outcomes <= {"rolled_back", "skipped"} else 2
+    """0 when every host is as it was before the run, 4 when the others could only not be reached."""
+    ends = [state.hosts[host.name].finished for host in hosts]
+    bad = [end for end in ends if end is None or end.outcome not in ("rolled_back", "skipped")]
+    if not bad:
+        return 0
+    lost = all(end is not None and end.failure and end.failure.kind == "unreachable" for end in bad)
+    return 4 if lost else 2

@@ -133,7 +133,10 @@ class Template:
         first = f"#!{self.python.path} -ISB\n".encode()
         write_all(
             disk / "sbin",
-            [("nvidia-smi", first + stock.stand_in("nvidia_smi.py")), ("g++", stock.stand_in("compiler.sh"))],
+            [
+                ("nvidia-smi", first + stock.stand_in("nvidia_smi.py")),
+                ("g++", stock.stand_in("compiler.sh")),
+            ],
         )
         for program in ("nvidia-smi", "g++"):
             (disk / "sbin" / program).chmod(0o755)

@@ -46,9 +46,12 @@ def move(ctx, path, uid):
 
 @write
 def put_back(ctx, path, uid):
-    """Give what `move` moved its name again; what was made at its place since then is removed."""
+    """Give what `move` moved its name again; what was made at its place since then is removed.
+
+    What was dropped, because the run had ended well, is not put back: a cache is made again.
+    """
     kept = ctx.recall("aside")
-    if kept is None:
+    if kept is None or ctx.recall("dropped"):
         return {"put_back": False}
     busy = bool(users.of_paths([path])[path]) or mounts.within(path, mounts.table()) is not None
     return ctx.as_user(uid, _put_back, kept, ctx.recall("moved", False), not busy)
@@ -60,6 +63,7 @@ def drop(ctx, path, uid):
     kept = ctx.recall("aside")
     if kept is None or mounts.within(kept["trash"], mounts.table()) is not None:
         return {"dropped": False}
+    ctx.remember("dropped", True)
     return {"dropped": ctx.as_user(uid, _drop, kept, idle=True)}
 
 

@@ -289,8 +289,9 @@ def _commit(runner, entry):
     finally:
         os.close(lock)
     if not is_ok(answer):
-        text = "what the undo of %r needed was not all dropped: %s"
-        runner.tell({"say": text % (entry.change["summary"], json.dumps(answer)[:300]), "step": entry.step})
+        why = answer.get("died") or (answer.get("failure") or {}).get("message") or "it said nothing"
+        text = "what the undo of %r needed was not all dropped: %s" % (entry.change["summary"], why)
+        runner.tell({"say": text[:500], "step": entry.step})
 
 
 WRITES = {"acquire": acquire, "change": change, "undo": undo, "note": note, "end": end}

@@ -4,7 +4,7 @@ import glob
 import os
 
 from fleetfix.remote import capture, procs
-from fleetfix.remote.api import read, user_name
+from fleetfix.remote.api import Refusal, read, user_name
 
 SITES = ("lib/python3*/site-packages", "lib64/python3*/site-packages")
 SYSTEM_SITES = ("lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
@@ -13,8 +13,8 @@ SYSTEM_SITES = ("lib/python3*/dist-packages", "local/lib/python3*/dist-packages"
 def resolve(ctx, venv):
     """The environment that `venv` ("of-job" or an absolute path) means here.
 
-    {"path", "python", "site": [...], "uid", "user", "kind": "venv"|"conda"|"system"|"container", "by"},
-    or {"none": one line, "hint", "jobs": the pids that use another one}. Only reads; nothing in it runs.
+    {"path", "python", "site": [...], "uid", "user", "kind": "venv"|"conda"|"system"|"container", "by",
+    "used_by": the live jobs that map it}, or {"none": one line, "hint"}. Only reads; nothing in it runs.
     """
     used = _in_use(ctx)
     if venv == "of-job":
@@ -30,6 +30,15 @@ def find(ctx, venv):
 
 def _in_use(ctx):
     """[(environment, who, container, live)] of the live GPU jobs and of what this run has stopped."""
+    used = _in_use_now()
+    for step, captured in capture.of_run(ctx):
+        for job in captured["jobs"]:
+            if job["environment"]:
+                used.append((job["environment"], "capture of step " + step, False, False))
+    return used
+
+
+def _in_use_now():
     _, jobs = procs.jobs_here()
     used = []
     for job in jobs:
@@ -37,10 +46,6 @@ def _in_use(ctx):
         used += [(path, who, job["container"], True) for path in job["environments"]]
         if not job["environments"]:
             used.append((None, who, job["container"], True))
-    for step, captured in capture.of_run(ctx):
-        for job in captured["jobs"]:
-            if job["environment"]:
-                used.append((job["environment"], "capture of step " + step, False, False))
     return used
 
 
@@ -55,7 +60,8 @@ def _of_job(used):
             return _none(without[0] + " maps no Python environment", "give venv: a path")
         return _none("nothing here says which environment", "no job is running: give venv: a path")
     _, who, container, live = next(one for one in used if one[0] == paths[0])
-    return _described(paths[0], "job " + who.split()[1] if live else who, container)
+    by = "job " + who.split()[1] if live else who
+    return _described(paths[0], by, container, _living(used, paths[0]))
 
 
 def _given(venv, used):
@@ -66,12 +72,23 @@ def _given(venv, used):
         return _none("there is no environment at %s" % venv, "give the path of an environment that exists")
     inside = [(path, who, container, live) for one, who, container, live in used if _same(one, path)]
     if inside:
-        return _described(path, "given", inside[0][2])
+        return _described(path, "given", inside[0][2], _living(used, path))
     others = sorted({(who, one) for one, who, _, live in used if live and one})
     if others:
         found = ", ".join("%s uses %s" % pair for pair in others[:3])
         return _none("no job uses %s: %s" % (venv, found), "give the path the job uses, or of-job")
-    return _described(path, "given", False)
+    return _described(path, "given", False, [])
+
+
+def refuse_in_use(path):
+    """Refuse to change an environment that a live job maps: it would load what it did not start with."""
+    users = _living(_in_use_now(), path)
+    if users:
+        raise Refusal("blocked", "%s uses %s" % (", ".join(users[:3]), path), "stop it first")
+
+
+def _living(used, path):
+    return sorted({who for one, who, _, live in used if live and _same(one, path)})
 
 
 def _same(one, path):
@@ -82,7 +99,7 @@ def _none(reason, hint):
     return {"none": reason, "hint": hint}
 
 
-def _described(path, by, container):
+def _described(path, by, container, users):
     if container:
         site, kind = [], "container"
     else:
@@ -99,6 +116,7 @@ def _described(path, by, container):
         "user": user_name(uid),
         "kind": kind,
         "by": by,
+        "used_by": users,
     }
 
 

@@ -233,15 +233,22 @@ def _stop_from_zero(ctx, record, first, seen):
 
 
 @write
-def unstart(ctx, grace=30.0):
-    """Undo `start`: what this step started is ended; nothing where it started nothing."""
-    ended = []
-    for record in jobs.records(ctx):
-        if record["by"] == "start" and record["step"] == ctx.step and launch.runs(record):
-            job = jobs.as_job(record["pid"], record["start"])
-            ending.end((job["pid"], job["start"]), ending.tree_of(job), grace, ctx.say)
-            ended.append(record["pid"])
-    return {"ended": ended}
+def unstart(ctx, step=None, grace=30.0):
+    """Undo `start`: what this step started is ended; nothing where it started nothing.
+
+    Where the capture of `step` was dropped, because the run had ended well, the jobs are captured anew
+    first: whoever undoes the stop after this can start them again.
+    """
+    running = [
+        jobs.as_job(record["pid"], record["start"])
+        for record in jobs.records(ctx)
+        if record["by"] == "start" and record["step"] == ctx.step and launch.runs(record)
+    ]
+    if running and step is not None and capture.of_step(ctx, step) is None:
+        capture.save(ctx, step, [capture.take(job) for job in running], [])
+    for job in running:
+        ending.end((job["pid"], job["start"]), ending.tree_of(job), grace, ctx.say)
+    return {"ended": [job["pid"] for job in running]}
 
 
 @write

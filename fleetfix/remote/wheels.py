@@ -21,6 +21,9 @@ SAMPLES = 5
 TOLD = {"requires", "missing", "overwritten", "altered", "shares"}  # what makes any package worth a line
 
 
+DESCRIBED = ("path", "python", "site", "uid", "user", "kind")
+
+
 @read
 def audit(ctx, venv, purge=(), cuda=None):
     """What is installed, what speaks of CUDA, what is damaged and by whom. See domain.wheels.Audit."""
@@ -28,7 +31,7 @@ def audit(ctx, venv, purge=(), cuda=None):
     if "none" in where:
         return {"none": where["none"], "hint": where.get("hint", "")}
     found = {
-        "env": {key: where.get(key) for key in ("path", "python", "site", "uid", "user", "kind", "by")}
+        "env": {key: where.get(key) for key in (*DESCRIBED, "by")} | {"used_by": where.get("used_by", [])}
     }
     if where["kind"] != "venv":
         return found
@@ -175,6 +178,7 @@ def repair(ctx, venv, repair=(), purge=(), records=None):
     work = ctx.recall("work")
     if work is None:
         work = _work(ctx, venv, repair, purge, records or {})
+    environments.refuse_in_use(work["prefix"])
     ctx.say("replacing %d files, removing %d" % (len(work["restore"]), len(work["remove"])))
     store = parts.opened(ctx)
     try:
@@ -312,6 +316,7 @@ def restore(ctx):
         if ctx.recall("undone"):
             return {"restored": 0}
         raise Refusal("blocked", "the hold %s is gone: it was committed" % held["folder"])
+    environments.refuse_in_use(work["prefix"])
     fd = holds.opened(held)
     try:
         count = ctx.as_user(work["uid"], holds.put_back, work["prefix"], fd, held["tag"], manifest)

@@ -341,6 +341,16 @@ async def go_back(fleet: Fleet, shelf: Shelf, state: RunState) -> RunState:
         return await roll_back(asked.run, "toy", asked.hosts, recorder, operator="ann", controller="there")
 
 
+async def test_a_host_that_was_switched_off_meanwhile_can_still_go_back() -> None:
+    host = toy_host(a=False)
+    host.lose(after=1)
+    fleet, shelf = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, SWITCHES[:1], shelf=shelf)
+    host.disabled = "ann: hands off"
+    assert outcomes(await go_back(fleet, shelf, state)) == {"gpu01": "rolled_back"}
+    assert host.world["a"] is False
+
+
 async def test_a_rollback_that_fails_keeps_both_errors_and_alarms() -> None:
     def only_forwards(args: dict[str, object], world: dict[str, object]) -> None:
         if not args["to"]:

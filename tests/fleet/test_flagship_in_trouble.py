@@ -104,6 +104,24 @@ def test_a_killed_controller_leaves_a_host_that_says_so_and_rollback_brings_the_
     assert after.outcomes == {"gpu01": "pending"}, after.told
 
 
+def test_a_run_that_ended_well_can_be_taken_back_and_training_goes_on(site: Make) -> None:
+    lab = site("gpu01")
+    wheels = {path: seen for path, seen in lab.files("gpu01").items() if path.startswith(independent.VENV)}
+    old = lab.job("gpu01")
+    ran = lab.run("gpu01")
+    assert ran.outcomes == {"gpu01": "changed"}, ran.told
+    back = lab("rollback", ran.run_id, "-i", lab.inventory)
+    assert back.exit == 0, back.err + back.out
+    after = {path: seen for path, seen in lab.files("gpu01").items() if path.startswith(independent.VENV)}
+    assert {path for path in after if after[path] != wheels.get(path)} == set()
+    assert set(wheels) == set(after)
+    new = lab.job("gpu01")
+    assert (new.argv, new.environ, new.cwd) == (old.argv, old.environ, old.cwd)
+    twice = lab("rollback", ran.run_id, "-i", lab.inventory)
+    assert twice.exit == 0, twice.err + twice.out
+    assert lab.job("gpu01") == new, "nothing is left to undo"
+
+
 STUBBORN = """
 name: stubborn
 steps:

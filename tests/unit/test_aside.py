@@ -115,6 +115,15 @@ def test_undo_of_a_move_that_found_another_folder_in_its_place_does_nothing(
     assert picture(cache.parent) == before
 
 
+def test_what_was_dropped_after_a_good_run_is_not_missed_by_its_undo(cache: Path, ctx: Context) -> None:
+    aside.move(ctx, str(cache), UID)
+    aside.drop(ctx, str(cache), UID)
+    make_cache(cache, "new")
+    before = picture(cache.parent)
+    assert aside.put_back(ctx, str(cache), UID) == {"put_back": False}
+    assert picture(cache.parent) == before
+
+
 def test_dropping_leaves_nothing_and_touches_only_what_was_moved(cache: Path, ctx: Context) -> None:
     outside = cache.parent / "precious"
     outside.write_text("stay")

@@ -37,6 +37,7 @@ def test_of_job_is_what_the_job_maps(host: GpuHost) -> None:
         "user": procs.user_name(os.getuid()),
         "kind": "venv",
         "by": f"job {pid}",
+        "used_by": [f"job {pid} of {procs.user_name(os.getuid())}"],
     }
     assert environments.find(host.context(), "of-job") == resolve(host, "of-job")
 

@@ -377,6 +377,17 @@ def test_undo_of_a_stop_brings_the_job_back_and_undo_of_a_start_ends_it(host: Gp
     assert relaunch.unstart(host.context("train"))["ended"] == []
 
 
+def test_a_run_that_ended_well_can_still_be_undone_and_the_job_runs_after_it(host: GpuHost) -> None:
+    pid, _ = run_job(host)
+    stop(host, pid)
+    (started,) = relaunch.start(host.context("train"), "stop")["started"]
+    relaunch.forget(host.context("stop"))
+    assert relaunch.unstart(host.context("train"), step="stop", grace=1.0)["ended"] == [started]
+    assert host.marked() == []
+    (back,) = relaunch.restore(host.context("stop"))["started"]
+    assert host.marked() == [back]
+
+
 def in_child(work: Callable[[], Any], kill_at: tuple[Any, str], after: bool, nth: int = 1) -> int:
     """Run `work` in a child that kills itself -9 just before or after the nth call of a function."""
     module, name = kill_at

@@ -36,8 +36,8 @@ from fleetfix.events import (
 )
 from fleetfix.policy import Policy
 from fleetfix.state import exit_code, fold
-from tests.unit.test_rollout import state_of
 from tests.unit.test_rollout import started as run_started
+from tests.unit.test_rollout import state_of
 
 SHOWN = ChangeShown(key="wheels:/opt/venv", summary="repair 2 files", risk="reversible")
 LOST = Failure(kind="unreachable", message="no route to host")

@@ -2,6 +2,7 @@
 
 from fleetfix.actions.cuda_wheels import CudaWheels
 from fleetfix.actions.wheel_parts import MIB, Part, WheelFacts, WheelParts
+from fleetfix.commands import Change
 from fleetfix.domain.wheels import Audit, Dist, Overwritten, Place, Torch
 
 PLACE = Place(path="/opt/train/venv", python="/opt/train/venv/bin/python", site=("/s",), uid=0, kind="venv")
@@ -68,6 +69,16 @@ def test_a_step_that_will_stage_them_is_foreseen():
     staging = WheelParts(venv="/opt/train/venv", cuda="12").plan(ready).changes
     assert STEP.foresee(ready, {"parts": staging}).changes == STEP.plan(facts(LOST, NEW)).changes
     assert STEP.foresee(ready, {}).blocked
+
+
+def test_an_environment_that_a_job_maps_is_blocked_until_a_step_stops_the_job():
+    audit = facts(LONE).audit
+    place = audit.env.model_copy(update={"used_by": ("job 4211 of alice",)})
+    used = facts(LONE).model_copy(update={"audit": audit.model_copy(update={"env": place})})
+    stop = Change(key="stop:torchrun", summary="stop it", do=(), risk="compensable", job="stops")
+    assert "job 4211 of alice uses /opt/train/venv" in STEP.plan(used).blocked
+    assert STEP.foresee(used, {}).blocked
+    assert STEP.foresee(used, {"stop": (stop,)}).changes == STEP.plan(facts(LONE)).changes
 
 
 def test_a_file_system_without_room_blocks_it():
