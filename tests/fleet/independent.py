@@ -98,11 +98,20 @@ class Job:
 def jobs(pid: int, venv: str = VENV) -> list[Job]:
     """Every launcher of a training job in the pid namespace of the host."""
     namespace = os.readlink(f"/proc/{pid}/ns/pid")
-    return [
-        _job(int(one.name))
+    found = {
+        int(one.name): _parent(one)
         for one in Path("/proc").iterdir()
         if one.name.isdigit() and _is_launcher(one, namespace, venv)
-    ]
+    }
+    # A worker looks like its launcher until it has become what it was forked for.
+    return [_job(pid) for pid, parent in found.items() if parent not in found]
+
+
+def _parent(one: Path) -> int:
+    try:
+        return int((one / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return -1
 
 
 def _is_launcher(one: Path, namespace: str, venv: str) -> bool:
