@@ -12,6 +12,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# As root these tests get a process table of their own: a training job of a lab, or of this machine, that
+# maps another environment would rightly block them.
+APART := $(shell [ "$$(id -u)" = 0 ] && unshare --pid --fork --mount --mount-proc true 2>/dev/null \
+	&& echo unshare --pid --fork --mount --mount-proc)
+
 .PHONY: demo test test-real-wheels check lock
 .DEFAULT_GOAL := test
 
@@ -22,7 +27,7 @@ test: check
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 test-real-wheels: $(READY)
-	$(BIN)/pytest -m real_wheels -s --timeout 3600
+	$(APART) $(BIN)/pytest -m real_wheels -s --timeout 3600
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,9 @@ def fleetfix(home: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 @pytest.mark.parametrize("order", [(OURS, OTHERS), (OTHERS, OURS)], ids=["cu13-last", "cu12-last"])
-def test_real_twins_are_mended_and_rolled_back(tool, order, files, cache_environ, inventory, tmp_path):
+def test_real_twins_are_mended_and_rolled_back(
+    tool, order, files, cache_environ, inventory, tmp_path, request
+):
     venv = Venv(tmp_path / "venv", tool, tmp_path / "cache")
     venv.install(files["torch"])
     for names in order:
@@ -74,6 +77,7 @@ def test_real_twins_are_mended_and_rolled_back(tool, order, files, cache_environ
     assert set(venv.installed()) == {"torch", *OURS}
 
     run = json.loads(ran.stdout.splitlines()[0])["run"]
+    request.addfinalizer(lambda: shutil.rmtree(f"/var/lib/fleetfix/runs/{run}", ignore_errors=True))
     back = fleetfix(home, "rollback", run, "-i", str(inventory))
     assert back.returncode == 0, back.stderr + back.stdout
     assert snapshot(venv.path, times=True) == before
