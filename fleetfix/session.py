@@ -247,5 +247,5 @@ def host_error(kind: str, message: str, hint: str = "") -> HostError:
 
 
 def unfinished_hint(run: str) -> str:
-    """The commands that settle what a run left open."""
-    return f"fleetfix resume {run} | fleetfix rollback {run} | fleetfix release {run}"
+    """The command that settles what a run left open."""
+    return f"fleetfix rollback {run}"

@@ -72,27 +72,30 @@ def change(runner, frame):
     _wet(runner)
     id, wanted = frame["id"], frame["change"]
     file_of(id, runner.run)
-    log = runner.records.log
-    log.refresh()
-    if id in log.entries:
-        return (yield from _again(runner, log.entries[id], digest_of(wanted)))
-    _enabled(runner)
-    _own(runner)
-    yield from _quiet(runner, None)
+    while True:
+        runner.records.log.refresh()
+        if id in runner.records.log.entries:
+            return (yield from _again(runner, runner.records.log.entries[id], digest_of(wanted)))
+        _enabled(runner)
+        _own(runner)
+        # While this waited, a newer session may have taken over and made the very change.
+        if not (yield from _quiet(runner, None)):
+            break
     functions = _functions(runner, wanted["do"] + wanted["undo"])
     log = runner.records.log
     lock = fresh_lock(runner.records.lock(id, "do"))
     try:
         log.reserve()
         kept = {name: wanted[name] for name in KEPT}
-        log.append(
-            "begun",
-            id=id,
-            step=frame["step"],
-            digest=digest_of(wanted),
-            epoch=runner.lease.epoch,
-            change=kept,
-        )
+        with runner.lease.fenced():
+            log.append(
+                "begun",
+                id=id,
+                step=frame["step"],
+                digest=digest_of(wanted),
+                epoch=runner.lease.epoch,
+                change=kept,
+            )
         work = _doing(runner, id, frame["step"], wanted["do"], functions, "done", lock)
         answer = yield runner.fork("change", frame["step"], work)
         return _done(log, id, answer)
@@ -121,21 +124,26 @@ def _again(runner, entry, digest):
 
 
 def _settled(runner, entry):
-    """Wait until a change of an earlier session has ended, or has had its time."""
+    """Wait until a change of an earlier session has ended, or has had its time; says whether it waited."""
+    waited = False
     until = time.monotonic() + PATIENCE + sum(call["timeout"] for call in entry.change["do"])
     while runner.records.running(entry) is not None and time.monotonic() < until:
+        waited = True
         yield SOON
         runner.records.log.refresh()
     # It recorded before it let go of its lock.
     runner.records.log.refresh()
+    return waited
 
 
 def _quiet(runner, but):
-    """Wait until nothing of an earlier session of this run is in flight."""
+    """Wait until nothing of an earlier session of this run is in flight; says whether it waited."""
+    waited = False
     runner.records.log.refresh()
     for entry in list(runner.records.log.entries.values()):
         if entry.id != but:
-            yield from _settled(runner, entry)
+            waited = (yield from _settled(runner, entry)) or waited
+    return waited
 
 
 def _doing(runner, id, step, todo, functions, way, lock):
@@ -195,6 +203,8 @@ def undo(runner, frame):
         yield from _settled(runner, entry)
         yield from _end_running(runner, entry)
         yield from _quiet(runner, id)
+        _own(runner)
+        entry = runner.records.entry(id)
     if entry.undone is not None:
         return entry.undone
     todo = entry.change["undo"]
@@ -202,7 +212,8 @@ def undo(runner, frame):
     lock = fresh_lock(runner.records.lock(id, "undo"))
     try:
         runner.records.log.reserve()
-        runner.records.log.append("undoing", id=id)
+        with runner.lease.fenced():
+            runner.records.log.append("undoing", id=id)
         work = _doing(runner, id, entry.step, todo, functions, "undone", lock)
         answer = yield runner.fork("change", entry.step, work)
         return _undone(runner.records.log, id, answer)

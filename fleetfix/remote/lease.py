@@ -182,7 +182,7 @@ def unfinished(claim):
     return Refusal(
         "unfinished",
         filled,
-        "fleetfix resume %s | fleetfix rollback %s | fleetfix release %s" % ((run,) * 3),
+        "fleetfix rollback %s" % run,
     )
 
 
@@ -239,6 +239,13 @@ class Lease:
             raise Refusal(
                 "lease_held", "a newer session has taken over on this host", "let that one finish"
             )
+
+    @contextlib.contextmanager
+    def fenced(self):
+        """Write within this only: no other session takes the lease before the block has ended."""
+        with _locked(self._home):
+            self.check()
+            yield
 
     def renew(self):
         """Make the lease last longer, if it is still this session's."""

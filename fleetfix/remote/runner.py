@@ -46,6 +46,7 @@ class Runner(Loop):
         self.reads = collections.deque()
         self.writes = collections.deque()
         self.writing = None
+        self.writing_for = None  # the number of the frame that asked for it
         self.in_flight = False
 
     def serve(self):
@@ -117,7 +118,7 @@ class Runner(Loop):
 
     def _next_write(self):
         while self.writing is None and self.writes:
-            _, self.writing = self.writes.popleft()
+            self.writing_for, self.writing = self.writes.popleft()
             self.resume(self.writing)
 
     def lose(self):
@@ -128,10 +129,16 @@ class Runner(Loop):
         for child in list(self.children):
             if child.kind == "read" and child.ending is None:
                 self.end(child, "cancelled")
-        if self.writing is not None and not self.in_flight:
-            self.sleeping = [item for item in self.sleeping if item[1] is not self.writing]
-            self.writing.close()
-            self.writing = None
+        self._drop_writing()
+
+    def _drop_writing(self):
+        """Give up what is to be written while it only waits; says whether there was such a thing."""
+        if self.writing is None or self.in_flight:
+            return False
+        self.sleeping = [item for item in self.sleeping if item[1] is not self.writing]
+        self.writing.close()
+        self.writing = None
+        return True
 
     # -- reads ----------------------------------------------------------------------------------
 
@@ -256,6 +263,8 @@ class Runner(Loop):
             n, operation = self.writes.popleft()
             operation.close()
             self.tell({"n": n, "error": calls.failure("cancelled", "it was not begun")})
+        if self._drop_writing():
+            self.tell({"n": self.writing_for, "error": calls.failure("cancelled", "it was not begun")})
 
 
 AT_SIGHT = {

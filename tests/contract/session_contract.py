@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetfix.commands import Completed
 from fleetfix.errors import HostError
 from fleetfix.session import Session, Timers
 from tests.contract.place import (
@@ -160,7 +161,7 @@ class SessionPromises:
         assert failure.kind == "unfinished"
         assert "r1" in failure.message
         assert "change a file" in failure.message
-        assert failure.hint == "fleetfix resume r1 | fleetfix rollback r1 | fleetfix release r1"
+        assert failure.hint == "fleetfix rollback r1"
 
     async def test_a_run_that_ended_well_leaves_the_host_to_others(self, place: Place) -> None:
         first = await place.open("r1")
@@ -271,6 +272,49 @@ class HostContract(SessionPromises):
     """Promises about commands, processes, files and lines that break."""
 
     # -- answers ----------------------------------------------------------------------------------
+
+    async def test_two_sessions_that_wait_to_make_the_same_change_make_it_once(self, place: Place) -> None:
+        first = await place.open()
+        slow = change(
+            call("append_slowly", path=place.path("f"), until=place.path("go"), pid_file=place.path("pid"))
+        )
+        begun = asyncio.ensure_future(first.change(ONE, "s", slow))
+        await eventually(lambda: place.lines("pid") != [])
+        await first.close()
+        await asyncio.gather(begun, return_exceptions=True)
+        same = change(call("append", path=place.path("once")), key="same")
+        tasks = []
+        for _ in range(2):
+            session = await place.open()
+            await session.acquire()
+            tasks.append(asyncio.ensure_future(session.change(TWO, "s", same)))
+            await session.recall("nothing")  # answered after the change before it was looked at
+        Path(place.path("go")).touch()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert place.lines("once") == ["x"]
+        assert any(isinstance(answer, Completed) and answer.ok for answer in answers)
+
+    async def test_a_cancel_ends_a_change_that_only_waits(self, place: Place) -> None:
+        first = await place.open()
+        slow = change(
+            call("append_slowly", path=place.path("f"), until=place.path("go"), pid_file=place.path("pid"))
+        )
+        begun = asyncio.ensure_future(first.change(ONE, "s", slow))
+        await eventually(lambda: place.lines("pid") != [])
+        await first.close()
+        await asyncio.gather(begun, return_exceptions=True)
+        second = await place.open()
+        await second.acquire()
+        waiting = asyncio.ensure_future(
+            second.change(TWO, "s", change(call("append", path=place.path("g"))))
+        )
+        await second.recall("nothing")
+        await second.cancel()
+        with pytest.raises(HostError) as refused:
+            await waiting
+        assert refused.value.failure.kind == "cancelled"
+        Path(place.path("go")).touch()
+        assert place.lines("g") == []
 
     async def test_every_exit_status_is_an_answer(self, place: Place) -> None:
         session = await place.open()
