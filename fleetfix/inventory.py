@@ -21,7 +21,8 @@ from fleetfix.hostset import HostSet
 from fleetfix.inventory_files import Address, Gathered, Merger, Port, PythonPath, Transport, UserName
 
 VARIABLE = "FLEETFIX_INVENTORY"
-_NONE = HostSet()
+Patterns = str | Iterable[str]
+"""One host pattern, or several whose hosts are taken together."""
 
 
 class Host(Value):
@@ -72,20 +73,36 @@ class Inventory:
             return _from_usual_place(settings, here, named or {})
         return _from_spec(spec, here, named or {})
 
-    def select(self, pattern: str, exclude: str = "") -> tuple[Host, ...]:
-        """The hosts of a pattern without those of another, in natural order; never none."""
+    def select(self, pattern: Patterns, exclude: Patterns = ()) -> tuple[Host, ...]:
+        """The hosts of one pattern or several, without those of others, in natural order; never none."""
         known = HostSet(self.hosts)
-        if not pattern.strip():
+        wanted, unwanted = _many(pattern), _many(exclude)
+        if not all(text.strip() for text in wanted):
             raise InventoryError(
                 "no hosts are named", hint=f"--hosts 'PATTERN', or --hosts '*' for all {len(known)}"
             )
-        chosen = HostSet.parse(pattern, known=known, groups=self.groups)
-        kept = chosen - HostSet.parse(exclude, known=known, groups=self.groups)
+        if not all(text.strip() for text in unwanted):
+            # An empty shell variable must not turn "all but these" into "all".
+            raise InventoryError("--exclude names no hosts", hint="leave it out where none are meant")
+        kept = self._named(wanted) - self._named(unwanted)
         if not kept:
             raise InventoryError(
-                f"{pattern!r} leaves no host", hint=f"{exclude} is taken out" if exclude else ""
+                f"{', '.join(map(repr, wanted))} leaves no host",
+                hint=f"{', '.join(unwanted)} is taken out" if unwanted else "",
             )
         return tuple(self.hosts[name] for name in kept)
+
+    def _named(self, patterns: tuple[str, ...]) -> HostSet:
+        """The union of several patterns, each read by itself."""
+        known = HostSet(self.hosts)
+        found = HostSet()
+        for pattern in patterns:
+            found |= HostSet.parse(pattern, known=known, groups=self.groups)
+        return found
+
+
+def _many(pattern: Patterns) -> tuple[str, ...]:
+    return (pattern,) if isinstance(pattern, str) else tuple(pattern)
 
 
 # -- where to look ----------------------------------------------------------------------------------

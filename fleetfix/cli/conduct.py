@@ -42,8 +42,8 @@ class Order:
     """A run as the command line asks for it."""
 
     playbook: str
-    hosts: str
-    exclude: str = ""
+    hosts: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
     inventory: str | None = None
     settings: tuple[str, ...] = ()
     policy: Mapping[str, object] = field(default_factory=dict)

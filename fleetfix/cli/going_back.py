@@ -30,7 +30,7 @@ class Return:
     """A rollback as the command line asks for it."""
 
     run: str
-    hosts: str | None
+    hosts: tuple[str, ...] | None
     inventory: str | None
     forks: int
     reason: str

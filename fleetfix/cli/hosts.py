@@ -13,7 +13,7 @@ def hosts(
     pattern: Annotated[
         str, typer.Argument(metavar="PATTERN", help="Which hosts; all where none is given.")
     ] = "*",
-    exclude: options.Exclude = "",
+    exclude: options.Exclude = None,
     inventory: options.InventoryFile = None,
     json: options.Json = False,
 ) -> None:
@@ -24,7 +24,7 @@ def hosts(
     from fleetfix.views.hosts import hosts_text
 
     loaded = load_inventory(inventory)
-    chosen = loaded.select(pattern, exclude)
+    chosen = loaded.select(pattern, exclude or ())
     groups = {
         host.name: [name for name, members in loaded.groups.items() if host.name in members]
         for host in chosen

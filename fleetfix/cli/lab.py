@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fleetfix.cli import options
+from fleetfix.cli.command import Command
 
 app = typer.Typer(
     name="lab",
@@ -16,7 +17,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=Command)
 def up(
     hosts: Annotated[
         str, typer.Option("--hosts", metavar="PATTERN", help="The hosts to make.")
@@ -39,7 +40,7 @@ def up(
     print(status_text(lab.up(wanted, contaminated=bad, gpus=gpus)))
 
 
-@app.command()
+@app.command(cls=Command)
 def down() -> None:
     """End every process of the lab and remove its files."""
     from fleetfix import lab
@@ -48,7 +49,7 @@ def down() -> None:
     print(f"gone: {hosts}" if hosts else "no lab was up")
 
 
-@app.command()
+@app.command(cls=Command)
 def status(json: options.Json = False) -> None:
     """Show each host: up or not, contaminated or not, its faults, its tok/s."""
     from dataclasses import asdict
@@ -61,7 +62,7 @@ def status(json: options.Json = False) -> None:
     print("\n".join(dumps(asdict(one)) for one in hosts) if json else status_text(hosts))
 
 
-@app.command("break")
+@app.command("break", cls=Command)
 def break_hosts(
     hosts: Annotated[str, typer.Argument(metavar="PATTERN", help="Hosts of the lab.")],
     fault: Annotated[
@@ -82,7 +83,7 @@ def break_hosts(
         print(lab.break_host(host.name, fault, **read))
 
 
-@app.command()
+@app.command(cls=Command)
 def heal(
     hosts: Annotated[
         str, typer.Argument(metavar="PATTERN", help="Hosts of the lab; all without it.")
@@ -97,7 +98,7 @@ def heal(
         print(f"{host.name}: healed of {', '.join(healed)}" if healed else f"{host.name}: nothing to heal")
 
 
-@app.command()
+@app.command(cls=Command)
 def faults() -> None:
     """List the faults that can be made."""
     from fleetfix.lab import FAULTS
@@ -106,7 +107,9 @@ def faults() -> None:
         print(f"{name:<20} {fault.summary}")
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@app.command(
+    cls=Command, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 def ssh(
     host: Annotated[str, typer.Argument(metavar="HOST")],
     command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]…")] = None,

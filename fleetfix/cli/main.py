@@ -13,6 +13,7 @@ import typer
 
 from fleetfix import __version__
 from fleetfix.cli import history, hosts, lab, playbooks, rollback, run_playbook
+from fleetfix.cli.command import Command
 
 app = typer.Typer(
     name="fleetfix",
@@ -25,15 +26,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.command("run")(run_playbook.run)
-app.command("plan")(run_playbook.plan)
-app.command("rollback")(rollback.rollback)
-app.command("runs")(history.runs)
-app.command("show")(history.show)
-app.command("hosts")(hosts.hosts)
-app.command("playbooks")(playbooks.playbooks)
-app.command("lint")(playbooks.lint)
-app.command("explain")(playbooks.explain)
+app.command("run", cls=Command)(run_playbook.run)
+app.command("plan", cls=Command)(run_playbook.plan)
+app.command("rollback", cls=Command)(rollback.rollback)
+app.command("runs", cls=Command)(history.runs)
+app.command("show", cls=Command)(history.show)
+app.command("hosts", cls=Command)(hosts.hosts)
+app.command("playbooks", cls=Command)(playbooks.playbooks)
+app.command("lint", cls=Command)(playbooks.lint)
+app.command("explain", cls=Command)(playbooks.explain)
 app.add_typer(lab.app, name="lab")
 
 

@@ -7,20 +7,23 @@ from typing import Annotated
 import typer
 
 Hosts = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--hosts",
         "--limit",
         "-l",
         metavar="PATTERN",
-        help="Which hosts, e.g. 'gpu[01-16]', @group, 'gpu*!gpu07'.",
+        help="Which hosts, e.g. 'gpu[01-16]', @group, 'gpu*!gpu07'; repeated: all of these.",
     ),
 ]
 SomeHosts = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option("--hosts", "--limit", "-l", metavar="PATTERN", help="Only these hosts of the run."),
 ]
-Exclude = Annotated[str, typer.Option("--exclude", "-x", metavar="PATTERN", help="Hosts to leave out.")]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", "-x", metavar="PATTERN", help="Hosts to leave out; repeat it for more."),
+]
 InventoryFile = Annotated[
     str | None,
     typer.Option(

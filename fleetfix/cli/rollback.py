@@ -20,4 +20,4 @@ def rollback(
     """Undo what a run did, newest change first. Works from any machine that reaches the hosts."""
     from fleetfix.cli.going_back import Return, go_back
 
-    return go_back(Return(run, hosts, inventory, forks or 64, reason, json))
+    return go_back(Return(run, tuple(hosts) if hosts else None, inventory, forks or 64, reason, json))

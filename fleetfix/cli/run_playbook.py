@@ -16,7 +16,7 @@ PlaybookName = Annotated[
 def run(
     playbook: PlaybookName,
     hosts: options.Hosts,
-    exclude: options.Exclude = "",
+    exclude: options.Exclude = None,
     inventory: options.InventoryFile = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "--check", "-C", help="Plan only; every host stays as it is.")
@@ -41,8 +41,8 @@ def run(
     return conduct(
         Order(
             playbook=playbook,
-            hosts=hosts,
-            exclude=exclude,
+            hosts=tuple(hosts),
+            exclude=tuple(exclude or ()),
             inventory=inventory,
             settings=tuple(settings or ()),
             policy=_policy(forks, canary, batch, max_failures, max_unreachable),
@@ -59,7 +59,7 @@ def run(
 def plan(
     playbook: PlaybookName,
     hosts: options.Hosts,
-    exclude: options.Exclude = "",
+    exclude: options.Exclude = None,
     inventory: options.InventoryFile = None,
     diff: options.Diff = False,
     settings: options.Settings = None,
@@ -79,8 +79,8 @@ def plan(
     return conduct(
         Order(
             playbook=playbook,
-            hosts=hosts,
-            exclude=exclude,
+            hosts=tuple(hosts),
+            exclude=tuple(exclude or ()),
             inventory=inventory,
             settings=tuple(settings or ()),
             policy=_policy(forks, canary, batch, max_failures, max_unreachable),

@@ -108,6 +108,15 @@ def test_settings_policy_and_exclusion_of_the_command_line_count(
     assert "right" not in fleet["gpu01"].world
 
 
+def test_patterns_that_are_given_twice_are_taken_together(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        result = fleetfix("run", *LAMPS, "-l", "gpu[01-03]!gpu03", "--limit", "gpu[03-04]", "--yes")
+        assert "gpu[01-04] (4)" in result.out
+        result = fleetfix("plan", *LAMPS, *ALL, "-x", "gpu01", "-x", "gpu[02-03]")
+        assert result.err.splitlines()[0].endswith("lamps on gpu04 (dry run: nothing is changed)")
+        assert fleetfix("rollback", "last", "-l", "gpu01", "-l", "gpu04").out.count("gpu[01,04]") == 1
+
+
 # -- the operator's word --------------------------------------------------------------------------
 
 

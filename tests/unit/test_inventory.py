@@ -85,6 +85,18 @@ def test_select_orders_naturally_and_takes_away(fleet: Inventory) -> None:
     assert names(fleet.select("gpu[01:02]")) == ["gpu01", "gpu02"]
 
 
+def test_several_patterns_are_a_union_each_read_by_itself(fleet: Inventory) -> None:
+    # Joined by commas it would be `gpu02,gpu[01-03]!gpu02`, and gpu02 lost.
+    assert names(fleet.select(["gpu02", "gpu[01-03]!gpu02"])) == ["gpu01", "gpu02", "gpu03"]
+    assert names(fleet.select("gpu[01-04]", ["gpu01", "gpu[03-04]"])) == ["gpu02"]
+
+
+@pytest.mark.parametrize("exclude", ["", " ", ["gpu01", ""]])
+def test_an_empty_exclusion_is_refused(fleet: Inventory, exclude: str | list[str]) -> None:
+    with pytest.raises(FleetfixError, match="--exclude names no hosts"):
+        fleet.select("gpu01", exclude)
+
+
 @pytest.mark.parametrize(
     ("pattern", "exclude", "error"),
     [
@@ -102,7 +114,7 @@ def test_a_selection_is_never_empty_or_guessed(
     fleet: Inventory, pattern: str, exclude: str, error: str
 ) -> None:
     with pytest.raises(FleetfixError) as caught:
-        fleet.select(pattern, exclude)
+        fleet.select(pattern, [exclude] if exclude else ())
     assert caught.value.message == error
     assert caught.value.exit_code == 1
 
