@@ -47,6 +47,14 @@ class GpuJob(Value):
         return f"{self.user}'s job {self.pid} ({self.command})"
 
 
+class Monitor(Value):
+    """A process that has GPUs open only to read their counters (gpud, nvitop, an NVML agent)."""
+
+    pid: int
+    user: str
+    argv: tuple[str, ...]
+
+
 class Found(Value):
     """The GPU jobs of a host. Not `complete`: processes of other users could not be looked at."""
 
@@ -54,6 +62,7 @@ class Found(Value):
     jobs: tuple[GpuJob, ...]
     left_out: int = 0
     schedulers: tuple[str, ...] = ()
+    monitors: tuple[Monitor, ...] = ()
 
 
 class Sorted(Value):
@@ -134,5 +143,8 @@ def _notes(found: Found, targets: Sequence[GpuJob], others: Sequence[GpuJob]) ->
             yield f"{job} has lost its agent: it is started again without the agent's variables"
     for other in others:
         yield f"left alone: {other}"
+    for one in found.monitors:
+        name = basename(one.argv[0]) if one.argv else "?"
+        yield f"left alone: {one.user}'s process {one.pid} ({name}) watches the GPUs and computes nothing"
     if not found.complete:
         yield "processes of other users could not be looked at; nvidia-smi's list stands in"

@@ -169,19 +169,21 @@ def _names(folder):
 
 @read
 def found(ctx):
-    """The GPU jobs of this host, reduced: {"complete", "jobs": [...], "left_out", "schedulers"}.
+    """The GPU jobs of this host, reduced: {"complete", "jobs": [...], "left_out", "schedulers", "monitors"}.
 
-    Of each: pid, start, uid, user, argv (cut), environments, gpus, holders (how many), orphan,
+    `monitors`, {pid, user, argv}, have GPUs open and compute nothing. Of each job: pid, start, uid, user, argv (cut), environments, gpus, holders (how many), orphan,
     scheduler, unit, user_unit, supervisor, container, and what stands against starting it again:
     unreadable, cwd_gone, rank_of (workers whose agent is gone), uv_run, runner (it holds this session).
     """
-    complete, jobs = procs.jobs_here()
-    own = procs.ancestors()
+    complete, holders = procs.survey()
+    jobs, own = procs.jobs_of(holders), procs.ancestors()
+    watching = [{name: one[name] for name in ("pid", "user")} for one in procs.monitors_in(holders)]
     return {
         "complete": complete,
         "jobs": [_reduced(job, own) for job in jobs[:40]],
         "left_out": max(len(jobs) - 40, 0),
         "schedulers": procs.scheduler_daemons(),
+        "monitors": [dict(one, argv=procs.shown(procs.argv_of(one["pid"]))[:4]) for one in watching[:10]],
     }
 
 

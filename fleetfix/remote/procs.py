@@ -1,8 +1,9 @@
 """Which processes hold the GPUs of this host, and the job that each of them belongs to.
 
 A process holds a GPU when it has /dev/nvidiaN open (N a number; nvidiactl and nvidia-uvm alone do
-not count), or libcuda mapped. nvidia-smi hides some of these and lists others that are not here, so
-/proc is the first source and nvidia-smi the second.
+not count), or libcuda mapped. It computes there when it has nvidia-uvm open too, or libcuda mapped:
+what reads counters by NVML (gpud, netdata, nvitop) opens the devices and does neither. nvidia-smi hides
+some of these and lists others that are not here, so /proc is the first source and nvidia-smi the second.
 """
 
 import json
@@ -12,6 +13,7 @@ import re
 from fleetfix.remote.api import all_processes, read, stat_of, user_name
 
 DEVICES = re.compile(r"^/dev/nvidia([0-9]+)$")
+MEMORY_DEVICE = "/dev/nvidia-uvm"  # every CUDA program has it open: unified memory goes through it
 CUDA_DRIVER = re.compile(r"/libcuda\.so(\.[0-9.]+)?$")
 ENVIRONMENT = re.compile(r"^(/.*?)/lib(?:64)?/python[0-9.]+/(?:site|dist)-packages/(.+)$")
 
@@ -166,13 +168,18 @@ def environment_of(pid):
 
 
 def devices_of(pid):
-    """The numbers N of the /dev/nvidiaN that a process has open; OSError when closed to us."""
-    minors = set()
+    """(numbers N of the /dev/nvidiaN that a process has open, whether it has nvidia-uvm open too).
+
+    OSError when it is closed to us.
+    """
+    minors, memory = set(), False
     for name in os.listdir("/proc/%d/fd" % pid):
-        match = DEVICES.match(link(pid, "fd/" + name) or "")
+        target = link(pid, "fd/" + name) or ""
+        match = DEVICES.match(target)
         if match:
             minors.add(int(match.group(1)))
-    return minors
+        memory = memory or target == MEMORY_DEVICE
+    return minors, memory
 
 
 def is_allowed(pid):
@@ -295,7 +302,7 @@ def survey():
         if pid in own or table[pid][0] in "ZX" or kernel in (pid, table[pid][1]):
             continue
         try:
-            gpus, maps = devices_of(pid), _maps(pid)
+            (gpus, memory), maps = devices_of(pid), _maps(pid)
         except PermissionError:
             complete = False
             continue
@@ -304,8 +311,10 @@ def survey():
         if not gpus and b"/libcuda.so" not in maps:
             continue  # nearly all processes of a host: taking their maps apart would cost seconds
         maps = _mapped_in(maps)
-        if (gpus or any(CUDA_DRIVER.search(path) for path in maps)) and not is_allowed(pid):
-            found.append(_holder(pid, table, own, own_cgroup, gpus, maps))
+        driver = any(CUDA_DRIVER.search(path) for path in maps)
+        if (gpus or driver) and not is_allowed(pid):
+            one = _holder(pid, table, own, own_cgroup, gpus, maps)
+            found.append(dict(one, computes=memory or driver))
     return complete, [one for one in found if one["uid"] is not None]
 
 
@@ -339,11 +348,11 @@ def _holder(pid, table, own, own_cgroup, gpus, maps):
 
 @read
 def holders(ctx):
-    """Every process that holds a GPU, allow-listed services left out.
+    """Every process that holds a GPU, allow-listed services left out, monitors not (`computes` is false).
 
     {"complete": whether every process could be looked at, "left_out": how many did not fit,
     "processes": [{pid, start, ppid, uid, user, exe, comm, argv, cwd, cgroup, gpus, environment,
-    launcher, above, scheduler, unit, user_unit, container}]}
+    launcher, above, scheduler, unit, user_unit, container, computes}]}
     """
     complete, found = survey()
     kept = list(found)
@@ -359,14 +368,27 @@ def _too_big(found):
 
 
 def jobs_here():
-    """(complete, [job]): the holders by their top launcher, oldest first.
+    """(complete, [job]): see `jobs_of`."""
+    complete, found = survey()
+    return complete, jobs_of(found)
+
+
+def monitors_in(found):
+    """The holders of a survey that only watch GPUs, and belong to no job."""
+    busy = {one["launcher"]["pid"] for one in found if one["computes"]}
+    return [one for one in found if one["launcher"]["pid"] not in busy]
+
+
+def jobs_of(found):
+    """[job] of the holders of a survey by their top launcher, oldest first; monitors are no jobs.
 
     A job: {pid, start, uid, user, argv, cwd, environments, gpus, holders: [[pid, start]], above,
     scheduler, unit, user_unit, container, supervisor, orphan}. `argv` is whole here.
     """
-    complete, found = survey()
-    jobs = {}
+    jobs, busy = {}, {one["launcher"]["pid"] for one in found if one["computes"]}
     for one in found:
+        if one["launcher"]["pid"] not in busy:
+            continue
         jobs.setdefault(one["launcher"]["pid"], []).append(one)
     listed = [_job(pid, members) for pid, members in sorted(jobs.items())]
     live = {(job["uid"], tuple(job["argv"])) for job in listed if not _left_behind(job)}
@@ -374,7 +396,7 @@ def jobs_here():
         job["orphan"] = _left_behind(job) and (
             _is_worker(job["pid"], job["argv"]) or (job["uid"], tuple(job["argv"])) in live
         )
-    return complete, sorted(listed, key=lambda job: (job["start"], job["pid"]))
+    return sorted(listed, key=lambda job: (job["start"], job["pid"]))
 
 
 def _job(pid, members):
@@ -395,7 +417,8 @@ def _job(pid, members):
         "argv": argv_of(pid) or first["launcher"]["argv"],
         "cwd": link(pid, "cwd"),
         "environments": sorted({one["environment"] for one in members if one["environment"]}),
-        "gpus": sorted({gpu for one in members for gpu in one["gpus"]}),
+        # A helper of the job that reads counters has all GPUs open, also those of others.
+        "gpus": sorted({gpu for one in members if one["computes"] for gpu in one["gpus"]}),
         "holders": [[one["pid"], one["start"]] for one in members],
         "above": above,
         "scheduler": said("scheduler"),

@@ -112,6 +112,7 @@ class GpuHost:
         for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
             (root / "dev" / name).touch(mode=0o666)
         monkeypatch.setattr(procs, "DEVICES", re.compile(re.escape(str(root)) + r"/dev/nvidia([0-9]+)$"))
+        monkeypatch.setattr(procs, "MEMORY_DEVICE", str(root / "dev" / "nvidia-uvm"))
         # The machine that runs the tests may have GPU jobs of its own.
         monkeypatch.setattr(
             procs, "CUDA_DRIVER", re.compile(re.escape(str(root)) + r"/libcuda\.so[0-9.]*$")
@@ -146,6 +147,10 @@ class GpuHost:
     def device(self, number: int) -> str:
         return str(self.root / "dev" / f"nvidia{number}")
 
+    def memory_device(self) -> str:
+        """What every program that computes has open beside its GPU."""
+        return str(self.root / "dev" / "nvidia-uvm")
+
     def environment(self, name: str = "venv") -> Path:
         """An environment whose Python runs and whose torch is one file that can be mapped."""
         venv = self.root / name
@@ -166,7 +171,7 @@ class GpuHost:
         return self.root / name
 
     def options(self, venv: Path, gpu: int | None = 0, **more: Any) -> dict[str, Any]:
-        devices = [] if gpu is None else [self.device(gpu)]
+        devices = [] if gpu is None else [self.device(gpu), self.memory_device()]
         return {"maps": [self.library(venv)], "devices": devices, **more}
 
     def argv(self, venv: Path, options: dict[str, Any]) -> list[str]:

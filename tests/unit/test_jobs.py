@@ -139,7 +139,7 @@ def test_the_job_has_no_descriptor_of_the_session(host: GpuHost) -> None:
         after = dumped(dump, host, other_than=pid)
     finally:
         os.close(lock)
-    libraries_and_devices = (host.device(0), host.library(host.environment()))
+    libraries_and_devices = (host.device(0), host.memory_device(), host.library(host.environment()))
     ours = [path for fd, path in after["fds"].items() if int(fd) > 2 and path not in libraries_and_devices]
     assert ours == []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleetfix.domain.processes import Found, GpuJob, sort_out
+from fleetfix.domain.processes import Found, GpuJob, Monitor, sort_out
 
 VENV, OTHER = "/opt/train/venv", "/home/alice/venv"
 ROOT, ALICE, BOB = 0, 1001, 1002
@@ -124,6 +124,13 @@ def test_what_the_operator_should_know_is_noted() -> None:
     assert "started from shell 77" in notes
     assert "lost its agent" in notes
     assert "processes of other users could not be looked at" in notes
+
+
+def test_a_monitor_of_the_gpus_is_noted_and_blocks_nothing() -> None:
+    watching = Monitor(pid=9, user="root", argv=("/usr/bin/nvitop",))
+    decided = sort_out(Found(complete=True, jobs=(job(),), monitors=(watching,)), VENV, ROOT)
+    assert (decided.blocked, len(decided.targets)) == (None, 1)
+    assert decided.notes == ("left alone: root's process 9 (nvitop) watches the GPUs and computes nothing",)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetfix.remote import procs
+from fleetfix.remote import jobs, procs
 from fleetfix.remote.api import stat_of
 from tests.unit.gpu_host import PYTHON, GpuHost
 
@@ -58,6 +58,26 @@ def test_a_mapped_driver_library_counts_without_an_open_device(host: GpuHost) ->
     driver.write_bytes(b"\0" * 4096)
     pid = host.train(host.environment(), gpu=None, maps=[str(driver)])
     assert holders(host)[pid]["gpus"] == []
+
+
+def test_a_monitor_of_counters_is_seen_and_is_no_job(host: GpuHost) -> None:
+    pid = host.train(host.environment(), gpu=None, devices=[host.device(0), host.device(1)])
+    assert holders(host)[pid]["computes"] is False
+    assert [job for job in procs.jobs_here()[1] if job["pid"] == pid] == []
+    found = jobs.found(host.context())
+    assert [one["pid"] for one in found["monitors"] if one["pid"] in host.marked()] == [pid]
+    trainer = host.train(host.environment(), gpu=1)
+    assert holders(host)[trainer]["computes"] is True
+    assert jobs.live_job(host.context())["pid"] == trainer
+
+
+def test_a_monitor_within_a_job_ends_with_it_and_adds_no_gpu(host: GpuHost) -> None:
+    ready = host.path("ready")
+    watching = {"devices": [host.device(0), host.device(1)], "dump": str(ready)}
+    pid = host.train(host.environment(), gpu=0, spawns=[watching])
+    host.wait(ready.exists)
+    job = job_of(host, pid)
+    assert (job["gpus"], len(job["holders"])) == ([0], 2)
 
 
 @pytest.mark.parametrize("name", ["a b", ") S 1 (", "x) R 7"])

@@ -30,7 +30,9 @@ def main():
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, told_to_stop)
-    devices = [open("/dev/nvidiactl", "rb"), open("/dev/nvidia%d" % rank, "r+b")]
+    # What computes has nvidia-uvm open too; without it, one is taken for a monitor.
+    names = ("nvidiactl", "nvidia-uvm", "nvidia%d" % rank)
+    devices = [open("/dev/" + name, "r+b") for name in names]
     if rank == 0:
         train()
     while not stopping:
