@@ -3,7 +3,7 @@
 import glob
 import os
 
-from fleetfix.remote import capture, procs
+from fleetfix.remote import capture, owners, procs
 from fleetfix.remote.api import Refusal, read, user_name
 
 SITES = ("lib/python3*/site-packages", "lib64/python3*/site-packages")
@@ -100,6 +100,7 @@ def _none(reason, hint):
 
 
 def _described(path, by, container, users):
+    path = os.path.realpath(path)
     if container:
         site, kind = [], "container"
     else:
@@ -107,7 +108,10 @@ def _described(path, by, container, users):
         site = sites_of(path, SITES + SYSTEM_SITES if kind == "system" else SITES)
         if not site or python_of(path) is None:
             return _none("%s is no Python environment" % path, "it has no bin/python or no site-packages")
-    uid = os.stat(site[0]).st_uid if site else 0
+        nobodys = owners.why_nobodys(path, python_of(path), site) if kind == "venv" else None
+        if nobodys:
+            return _none(*nobodys)
+    uid = 0 if container else os.lstat(path).st_uid
     return {
         "path": path,
         "python": python_of(path) or os.path.join(path, "bin/python"),
@@ -136,10 +140,14 @@ def python_of(path):
 
 
 def sites_of(path, patterns=SITES):
-    """The site-packages folders of an environment, each once however it is linked."""
-    found = {}
+    """The site-packages folders of an environment, each once however it is linked.
+
+    One that a link leads out of the environment to is none of its own: another's rights count there.
+    """
+    found, top = {}, os.path.realpath(path)
     for pattern in patterns:
         for site in sorted(glob.glob(os.path.join(glob.escape(path), pattern))):
-            if os.path.isdir(site):
-                found.setdefault(os.path.realpath(site), site)
+            real = os.path.realpath(site)
+            if os.path.isdir(site) and real.startswith(top + "/"):
+                found.setdefault(real, site)
     return list(found.values())

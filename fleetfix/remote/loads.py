@@ -50,6 +50,9 @@ def torch(ctx, venv):
     where = environments.resolve(ctx, venv)
     if "none" in where:
         return {"none": where["none"], "hint": where.get("hint", "")}
+    if where["kind"] != "venv":
+        # Whose code this is was settled for virtual environments only.
+        return {"none": "%s is no virtual environment" % where["path"], "hint": ""}
     argv = [where["python"], "-I", "-B", "-c", ASK]
     ran = ctx.command(argv, uid=where["uid"], cwd=where["path"], timeout=ctx.remaining() - 1.0)
     marked = [line for line in ran.text.splitlines() if line.startswith("FLEETFIX ")]
