@@ -18,6 +18,7 @@ import zipfile
 from fleetfix.remote import dists, jobs, offers
 from fleetfix.remote.api import user_home
 
+FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 ASK = 8.0  # seconds that a question to an index or wheelhouse may take
 PASSED = re.compile(
     r"^(?:https?_proxy|no_proxy|all_proxy|ssl_cert_(?:file|dir)|requests_ca_bundle"
@@ -147,11 +148,10 @@ class Sources:
                     yield url
 
     def _download(self, url, info):
-        folder = self._scratch()
-        path = os.path.join(folder, "fetched.whl")
+        path = os.path.join(self._scratch(), "fetched.whl")
         try:
             answer = urllib.request.urlopen(url, timeout=self.ctx.remaining(60))
-            with answer, open(path, "wb") as file:
+            with answer, os.fdopen(os.open(path, FRESH, 0o600), "wb") as file:
                 shutil.copyfileobj(answer, file, 1 << 20)
         except (OSError, ValueError, urllib.error.URLError):
             return None
@@ -191,7 +191,7 @@ class Sources:
         return False
 
     def _from_index(self, dist):
-        pin, folder = "%s==%s" % (dist.name, dist.version), self._scratch()
+        pin, folder = "%s==%s" % (dist.name, dist.version), self._scratch(owners=True)
         info = os.path.basename(dist.info)
         pip, uv = self._pip(), self._uv()
         if pip is not None:
@@ -260,12 +260,15 @@ class Sources:
             argv, timeout=timeout, env=passed, stdin=stdin, uid=self.where["uid"], cwd="/"
         )
 
-    def _scratch(self):
-        """A fresh folder of the owner, on disk rather than in memory; removed with `clear`."""
+    def _scratch(self, owners=False):
+        """A fresh folder, on disk rather than in memory; removed with `clear`.
+
+        Only one that pip or uv fills, as the owner, is the owner's: in what is theirs we write nothing.
+        """
         folder = tempfile.mkdtemp(prefix="fleetfix-", dir="/var/tmp")
         self.scratch.append(folder)
         self.ctx.remember("scratch", self.scratch)
-        if os.geteuid() == 0:
+        if owners and os.geteuid() == 0:
             os.chown(folder, self.where["uid"], -1)
         return folder
 

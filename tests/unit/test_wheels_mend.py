@@ -1,10 +1,12 @@
 """Environments made by real pip and real uv, contaminated, mended byte by byte, and taken back."""
 
+import io
 import json
 import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import threading
 import zipfile
@@ -543,6 +545,32 @@ def test_a_wheelhouse_by_http_serves(tmp_path, caches, files, host):
     host.apply(actions(venv, files)[1])
     assert venv.broken() == []
     assert not list(Path("/var/tmp").glob("fleetfix-*/fetched.whl"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to fetch for another user")
+def test_the_owner_cannot_lead_what_is_fetched_astray(tmp_path, monkeypatch):
+    import pwd
+
+    try:
+        owner = pwd.getpwnam("nobody").pw_uid
+    except KeyError:
+        pytest.skip("no user nobody here")
+    precious = tmp_path / "precious"
+    precious.write_text("root's own")
+    places = sources.Sources(Host(tmp_path / "state").context(), {"uid": owner, "path": "/nonexistent"})
+    seen = []
+
+    def fetched(url, timeout):
+        (folder,) = places.scratch
+        seen.append((os.stat(folder).st_uid, stat.S_IMODE(os.stat(folder).st_mode)))
+        os.symlink(precious, os.path.join(folder, "fetched.whl"))  # as the owner would, were it theirs
+        return io.BytesIO(b"a wheel")
+
+    monkeypatch.setattr(sources.urllib.request, "urlopen", fetched)
+    assert places._download("http://wheels/x.whl", "x-1.dist-info") is None
+    assert seen == [(0, 0o700)]
+    assert precious.read_text() == "root's own"
+    places.clear()
 
 
 def test_a_wheelhouse_that_does_not_answer_is_no_source(tmp_path, caches, files, host):
