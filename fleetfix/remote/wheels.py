@@ -19,9 +19,7 @@ from fleetfix.remote.api import Refusal, read, write
 LARGEST_REPLY = 60 * 1024
 SAMPLES = 5
 TOLD = {"requires", "missing", "overwritten", "altered", "shares"}  # what makes any package worth a line
-
-
-DESCRIBED = ("path", "python", "site", "uid", "user", "kind")
+DESCRIBED = ("path", "python", "site", "uid", "user", "kind", "by")
 
 
 @read
@@ -30,9 +28,8 @@ def audit(ctx, venv, purge=(), cuda=None):
     where = environments.resolve(ctx, venv)
     if "none" in where:
         return {"none": where["none"], "hint": where.get("hint", "")}
-    found = {
-        "env": {key: where.get(key) for key in (*DESCRIBED, "by")} | {"used_by": where.get("used_by", [])}
-    }
+    found = {"env": {key: where.get(key) for key in DESCRIBED}}
+    found["env"]["used_by"] = where.get("used_by", [])
     if where["kind"] != "venv":
         return found
     environment = parts.environment_at(ctx, where)
