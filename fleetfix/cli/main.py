@@ -57,18 +57,26 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command line; tell what went wrong in one line on stderr. Returns the exit code."""
     try:
         code = app(list(arguments), prog_name="fleetfix", standalone_mode=False)
-        sys.stdout.flush()
+        return _shown(code if isinstance(code, int) else None)
     except BaseException as error:  # noqa: BLE001 - the last place that can say anything
         from fleetfix.cli.trouble import tell
 
         return tell(error)
-    return code if isinstance(code, int) else 0
+
+
+def _shown(code: int | None) -> int:
+    """The exit code; where a command had only to show something and could not, that is an error."""
+    from fleetfix.cli import streams
+
+    if why := streams.lost():
+        print(f"fleetfix: not all could be written to stdout: {why}", file=sys.stderr)
+        return 1 if code is None else code
+    return code or 0
 
 
 def run() -> None:
     """The entry point of the console script."""
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character never ends a run.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    from fleetfix.cli import streams
+
+    streams.take()
     sys.exit(main(sys.argv[1:]))

@@ -23,9 +23,6 @@ def tell(error: BaseException) -> int:
     error = _inner(error)
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
-    if isinstance(error, BrokenPipeError):
-        _forget_stdout()
-        return 0
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         _write("interrupted")
         return 130
@@ -101,10 +98,3 @@ def _write(message: str, hint: str = "") -> None:
     lines = [f"fleetfix: {first}", *more, *([f"  hint: {hint}"] if hint else [])]
     with contextlib.suppress(OSError, ValueError):
         print("\n".join(neutral(line) for line in lines), file=sys.stderr, flush=True)
-
-
-def _forget_stdout() -> None:
-    """The reader left: let Python's flush at exit go nowhere."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
