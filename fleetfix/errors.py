@@ -33,6 +33,7 @@ FailureKind = Literal[
     "command",  # a command or function answered with an error
     "verify_failed",  # the change was made and the goal is not reached
     "verify_unknown",  # the change was made and nothing proves the goal
+    "in_doubt",  # nothing tells whether, or how far, it was done
     "stale_plan",  # the host is no longer as the plan said
     "blocked",  # the host says why nothing may be done
     "cancelled",  # ended because the operator asked for it

@@ -244,6 +244,13 @@ class RunFinished(Value):
     exit: int
 
 
+class RunRolledBack(Value):
+    """`fleetfix rollback` went over hosts of the run; `exit` is that command's, not the run's."""
+
+    kind: Literal["run_rolled_back"] = "run_rolled_back"
+    exit: int
+
+
 Event = Annotated[
     RunStarted
     | HostConnected
@@ -264,7 +271,8 @@ Event = Annotated[
     | HostFinished
     | RunHalted
     | RunInterrupted
-    | RunFinished,
+    | RunFinished
+    | RunRolledBack,
     Field(discriminator="kind"),
 ]
 

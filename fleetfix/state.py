@@ -28,6 +28,7 @@ from fleetfix.events import (
     RunFinished,
     RunHalted,
     RunInterrupted,
+    RunRolledBack,
     RunStarted,
     StepFinished,
     StepPlanned,
@@ -105,6 +106,8 @@ class RunState:
     halted: str | None = None
     interrupted: int = 0
     exit: int | None = None
+    rolled_back_exit: int | None = None
+    """How a later `fleetfix rollback` of this run ended."""
 
     def count(self, *outcomes: Outcome) -> int:
         return sum(1 for host in self.hosts.values() if host.outcome in outcomes)
@@ -130,6 +133,8 @@ def after(state: RunState, record: Record) -> RunState:
             return replace(state, interrupted=max(state.interrupted, event.times))
         case RunFinished():
             return replace(state, exit=event.exit, ended_at=record.at)
+        case RunRolledBack():
+            return replace(state, rolled_back_exit=event.exit)
         case _:
             host = _host_after(state.hosts.get(event.host, HostState(event.host)), event)
             # Copying the mapping for each event would make a run of n hosts cost n squared: the state

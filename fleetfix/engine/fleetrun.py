@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from fleetfix import __version__
 from fleetfix.engine.context import Clock, Interrupts, OpenSession, RealClock, Request, RunContext, Slots
 from fleetfix.engine.hostrun import HostRun
 from fleetfix.engine.line import Memory
-from fleetfix.engine.rollback import undo_all
+from fleetfix.engine.rollback import WentBack, undo_all
 from fleetfix.engine.rollout import Finish, Halt, Start, Wait, decide
 from fleetfix.errors import Failure, HostError, JournalError
 from fleetfix.events import (
     HostConnected,
     HostFinished,
-    HostStarted,
+    HostSaid,
     Outcome,
     RollbackFinished,
     RollbackStarted,
     RunFinished,
     RunHalted,
     RunInterrupted,
+    RunRolledBack,
     RunStarted,
     WaveStarted,
 )
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
 from fleetfix.session import Purpose, open_session
-from fleetfix.state import RunState, exit_code
+from fleetfix.state import HostState, RunState, exit_code
 
 __all__ = ["Interrupts", "Memory", "Request", "roll_back", "run_fleet"]
+
+
+Consent = Callable[[RunState], Awaitable[bool]]
+"""Asks whoever is responsible whether what is planned shall be done."""
 
 
 async def run_fleet(
@@ -43,8 +48,13 @@ async def run_fleet(
     opener: OpenSession = open_session,
     clock: Clock | None = None,
     detailed_exit: bool = False,
+    consent: Consent | None = None,
 ) -> RunState:
-    """Run a playbook over its hosts; every host ends with one outcome. Raises JournalError."""
+    """Run a playbook over its hosts; every host ends with one outcome. Raises JournalError.
+
+    `consent` is asked once, when every host is planned and before the first is changed; where it says
+    no the run is halted and nothing was changed.
+    """
     context = RunContext(
         request=request,
         recorder=recorder,
@@ -57,7 +67,7 @@ async def run_fleet(
     recorder.record(_run_started(request))
     await recorder.durable()
     runs = {host.name: HostRun(context, host, request.steps[host.name]) for host in request.hosts}
-    await _Fleet(context, runs).run()
+    await _Fleet(context, runs, consent).run()
     recorder.record(RunFinished(exit=exit_code(recorder.state, detailed=detailed_exit)))
     await recorder.durable()
     return recorder.state
@@ -85,8 +95,9 @@ def _run_started(request: Request) -> RunStarted:
 class _Fleet:
     """The tasks of one run: one a host at a time, each owned until it has ended."""
 
-    def __init__(self, context: RunContext, runs: Mapping[str, HostRun]) -> None:
+    def __init__(self, context: RunContext, runs: Mapping[str, HostRun], consent: Consent | None) -> None:
         self._context = context
+        self._consent = consent
         self._runs = runs
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._seen_interrupts = 0
@@ -125,12 +136,17 @@ class _Fleet:
             await self._soak(policy.soak)
             if self._context.interrupts.times:
                 return
+        if not recorder.state.waves and not await self._consented():
+            recorder.record(RunHalted(reason="not confirmed"))
+            return
         recorder.record(WaveStarted(name=wave.name, hosts=wave.hosts))
-        for name in wave.hosts:
-            recorder.record(HostStarted(host=name))
         await recorder.durable()
         for name in wave.hosts:
             self._begin(name, self._runs[name].mend())
+
+    async def _consented(self) -> bool:
+        """Ask, with the plan on the table, unless it was said beforehand."""
+        return self._consent is None or await self._consent(self._context.recorder.state)
 
     async def _soak(self, seconds: float) -> None:
         async with self._context.slots.taken():
@@ -221,7 +237,7 @@ async def roll_back(
     async with asyncio.TaskGroup() as group:
         for host in hosts:
             group.create_task(one(host))
-    recorder.record(RunFinished(exit=_exit_after_rollback(recorder.state, hosts)))
+    recorder.record(RunRolledBack(exit=_exit_after_rollback(recorder.state, hosts)))
     await recorder.durable()
     return recorder.state
 
@@ -246,24 +262,42 @@ async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, open
         info = session.info
         recorder.record(HostConnected(host=host.name, user=info.user, python=info.python))
         claimed = any(claim.run == purpose.run for claim in info.claims)
-        if not claimed and all(past.state == "undone" for past in await session.past()):
-            recorder.record(HostFinished(host=host.name, outcome="skipped", reason="nothing to undo"))
+        known = recorder.state.hosts[host.name].changes
+        if not claimed and not known and all(past.state == "undone" for past in await session.past()):
+            _nothing_to_undo(host, recorder)
             return
         # An undo takes the lease itself, also where the host's kill switch refuses everything new.
         recorder.record(RollbackStarted(host=host.name, reason=purpose.reason or "asked for"))
         await recorder.durable()
-        errors = await undo_all(session, host.name, recorder)
-        outcome: Outcome = "rollback_failed" if errors else "rolled_back"
-        await session.end(outcome, keep_claim=bool(errors), commit=False)
+        went = await undo_all(session, host.name, recorder)
+        outcome, failure = _outcome_of(went)
+        await session.end(outcome, keep_claim=bool(went.errors), commit=False)
+        well = outcome == "rolled_back"
         recorder.record(
-            RollbackFinished(host=host.name, result="rollback_failed" if errors else "rolled_back")
+            RollbackFinished(host=host.name, result="rolled_back" if well else "rollback_failed")
         )
-        _finish_rollback(host, recorder, outcome, errors[0] if errors else None)
+        _finish_rollback(host, recorder, outcome, failure)
     except HostError as error:
         lost = error.failure.kind in ("unreachable", "timed_out")
         _finish_rollback(host, recorder, "rollback_pending" if lost else "rollback_failed", error.failure)
     finally:
         await session.close()
+
+
+def _outcome_of(went: WentBack) -> tuple[Outcome, Failure | None]:
+    if went.errors:
+        return "rollback_failed", went.errors[0]
+    if went.left:
+        message = f"cannot be undone: {'; '.join(went.left)}"
+        return "failed", Failure(kind="command", message=message)
+    return "rolled_back", None
+
+
+def _nothing_to_undo(host: Host, recorder: Recorder) -> None:
+    """How the run ended there stays as it is; a host that it never ended on gets its one word."""
+    recorder.record(HostSaid(host=host.name, step="", text="nothing to undo"))
+    if recorder.state.hosts[host.name].finished is None:
+        recorder.record(HostFinished(host=host.name, outcome="skipped", reason="nothing to undo"))
 
 
 def _finish_rollback(host: Host, recorder: Recorder, outcome: Outcome, failure: Failure | None) -> None:
@@ -281,10 +315,15 @@ def _finish_rollback(host: Host, recorder: Recorder, outcome: Outcome, failure: 
 
 
 def _exit_after_rollback(state: RunState, hosts: tuple[Host, ...]) -> int:
-    """0 when every host is as it was before the run, 4 when the others could only not be reached."""
-    ends = [state.hosts[host.name].finished for host in hosts]
-    bad = [end for end in ends if end is None or end.outcome not in ("rolled_back", "skipped")]
+    """0 when nothing of the run is left on any host, 4 when the others could only not be reached."""
+    bad = [state.hosts[host.name] for host in hosts if not _is_back(state.hosts[host.name])]
     if not bad:
         return 0
-    lost = all(end is not None and end.failure and end.failure.kind == "unreachable" for end in bad)
+    ends = [host.finished for host in bad]
+    lost = all(end is not None and end.failure and end.failure.kind == "unreachable" for end in ends)
     return 4 if lost else 2
+
+
+def _is_back(host: HostState) -> bool:
+    """Whether a host is as it was before the run, as far as its own log tells."""
+    return not host.changes and host.outcome not in ("rollback_pending", "rollback_failed")

@@ -18,6 +18,7 @@ from fleetfix.engine.outcomes import Phase, outcome_of
 from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.engine.phases import StepEnd, StepRun, shown
 from fleetfix.engine.rollback import undo_all, verify_as_before
+from fleetfix.engine.rollout import why_not_begin
 from fleetfix.errors import Failure, HostError
 from fleetfix.events import (
     HostConnected,
@@ -25,6 +26,7 @@ from fleetfix.events import (
     HostLost,
     HostPlanned,
     HostSaid,
+    HostStarted,
     Outcome,
     RollbackFinished,
     RollbackStarted,
@@ -35,6 +37,9 @@ from fleetfix.inventory import Host
 from fleetfix.playbook import Step
 from fleetfix.session import Session
 from fleetfix.state import HostState
+
+CANCEL_SECONDS = 30.0
+"""How long a host may take to end what runs on it, before the operator is told that it did not answer."""
 
 FAILED = ("failed", "unknown", "blocked")
 
@@ -180,10 +185,15 @@ class HostRun:
     async def mend(self) -> None:
         """Take the host's turn: every step in order, and back again where that is the way."""
         async with self._turn():
+            why_not = why_not_begin(self.context.recorder.state, self.context.request.policy)
+            if why_not is not None:
+                return self._finish("not_started", why_not)
+            self.context.recorder.record(HostStarted(host=self.host.name))
             try:
                 await self._mend()
             except HostError as error:
                 self._lost(error.failure)
+        return None
 
     async def _mend(self) -> None:
         if self._line is None:
@@ -303,14 +313,20 @@ class HostRun:
         recorder = self.context.recorder
         recorder.record(RollbackStarted(host=self.host.name, reason=failure.message))
         await recorder.durable()
-        errors = await undo_all(self._line.session, self.host.name, recorder)
-        if not errors:
+        went = await undo_all(self._line.session, self.host.name, recorder)
+        errors = went.errors
+        if not errors and not went.left:
             errors = await verify_as_before(self.context, self._line, self.steps, self._foreseen)
         if errors:
             recorder.record(RollbackFinished(host=self.host.name, result="rollback_failed"))
             await self._end_session("rollback_failed", commit=False, keep_claim=True)
             reason = f"{failure.message}; and going back failed: {errors[0].message}"
             return self._finish("rollback_failed", reason, failure, step)
+        if went.left:
+            recorder.record(RollbackFinished(host=self.host.name, result="rollback_failed"))
+            await self._end_session("failed", commit=False)
+            reason = f"{failure.message}; cannot be undone: {'; '.join(went.left)}"
+            return self._finish("failed", reason, failure, step)
         self._begun.clear()
         recorder.record(RollbackFinished(host=self.host.name, result="rolled_back"))
         await self._end_session("rolled_back", commit=False)
@@ -330,10 +346,11 @@ class HostRun:
         stuck: tuple[str, ...] = ()
         if self._line is not None:
             try:
-                stuck = await asyncio.shield(self._line.session.cancel())
-                await self._end_session("cancelled", commit=False, keep_claim=bool(self._begun))
-            except HostError:
-                stuck = ("unknown: the host was lost",)
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    stuck = await self._line.session.cancel()
+                    await self._end_session("cancelled", commit=False, keep_claim=bool(self._begun))
+            except (HostError, TimeoutError):
+                stuck = ("what runs there: the host does not answer",)
         reason = f"cannot be ended: {', '.join(stuck)}" if stuck else ""
         failure = Failure(kind="cancelled", message=reason or "ended by the operator")
         if self._host_state_open():

@@ -1,15 +1,17 @@
-"""Going back: every change begun is undone, newest first, past failures, and then proven undone."""
+"""Going back: every change begun is undone, newest first, and then proven undone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fleetfix.action import Action
+from fleetfix.commands import Completed
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.errors import Failure, HostError
-from fleetfix.events import ChangeUndone
+from fleetfix.events import ChangeUndone, HostSaid
 from fleetfix.playbook import Step
 from fleetfix.recorder import Recorder
 from fleetfix.session import Past, Session
@@ -19,35 +21,88 @@ SETTLE = 30.0
 job has to load its libraries first."""
 
 
-async def undo_all(session: Session, host: str, recorder: Recorder) -> list[Failure]:
-    """Undo what the host's own log says was begun in this run; every error is kept, none stops it."""
-    errors: list[Failure] = []
-    for past in reversed(await session.past()):
-        if past.state == "undone":
+@dataclass
+class WentBack:
+    """What came of undoing: errors that may be gone at another try, and what nothing can undo."""
+
+    errors: list[Failure] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+async def undo_all(session: Session, host: str, recorder: Recorder) -> WentBack:
+    """Undo what the host's own log says was begun in this run, newest first.
+
+    An error is kept and does not stop the rest, with one exception: an undo that is `blocked` has done
+    nothing and can be asked again, so nothing older is undone before it. What is irreversible, or was
+    recorded where a reboot made it unknown, is said and never counted as undone.
+    """
+    went = WentBack()
+    past = await session.past()
+    went.errors += await _lost_records(session, host, past, recorder)
+    for one in reversed(past):
+        if one.state == "undone":
             continue
-        failure = await _undo(session, past)
-        if failure is not None:
-            errors.append(failure)
-        recorder.record(
-            ChangeUndone(
-                host=host,
-                step=past.step,
-                change=past.id,
-                summary=past.summary,
-                ok=failure is None,
-                failure=failure,
-            )
-        )
-    return errors
+        failure = _cannot(one) or await _undo(session, host, one, recorder)
+        _tell(host, one, failure, recorder)
+        if _cannot(one):
+            went.left.append(one.summary)
+        elif failure is not None:
+            went.errors.append(failure)
+            if failure.kind == "blocked":
+                break
+    return went
 
 
-async def _undo(session: Session, past: Past) -> Failure | None:
-    completed = await session.undo(past.id)
+async def _lost_records(
+    session: Session, host: str, past: Sequence[Past], recorder: Recorder
+) -> list[Failure]:
+    """What the journal knows to have been begun on a host that remembers nothing of the run."""
+    begun = recorder.state.hosts[host].changes
+    if past or not begun or await session.recall("bound") is not None:
+        return []
+    what = "; ".join(shown.summary for shown in begun.values())
+    message = f"the host has no record of this run any more (rebooted, or swept), which began: {what}"
+    return [Failure(kind="in_doubt", message=message, hint="look at the host by hand")]
+
+
+def _cannot(past: Past) -> Failure | None:
+    if past.risk != "irreversible":
+        return None
+    return Failure(kind="command", message=f"{past.summary}: cannot be undone, left as it is")
+
+
+async def _undo(session: Session, host: str, past: Past, recorder: Recorder) -> Failure | None:
+    """Undo one change. Raises HostError only where the host is lost."""
+    try:
+        completed = await session.undo(past.id)
+    except HostError as error:
+        if error.failure.kind in ("unreachable", "lease_held", "unfinished"):
+            raise
+        return error.failure
+    if isinstance(completed.value, dict) and "note" in completed.value:
+        recorder.record(HostSaid(host=host, step=past.step, text=str(completed.value["note"])))
+    return _failure_of(past, completed)
+
+
+def _failure_of(past: Past, completed: Completed) -> Failure | None:
     if completed.ok:
         return None
     if completed.failure is not None:
         return completed.failure
     return Failure(kind="command", message=f"undo of {past.summary}: exit {completed.exit}")
+
+
+def _tell(host: str, past: Past, failure: Failure | None, recorder: Recorder) -> None:
+    recorder.record(
+        ChangeUndone(
+            host=host,
+            step=past.step,
+            change=past.id,
+            summary=past.summary,
+            ok=failure is None,
+            failure=failure,
+        )
+    )
 
 
 async def verify_as_before(

@@ -56,19 +56,31 @@ def decide(state: RunState, policy: Policy) -> Decision:
     hosts = tuple(state.hosts.values())
     if any(_surveying(host) for host in hosts):
         return Wait()
-    ready = tuple(host.name for host in hosts if _ready(host))
+    called = {name for wave in state.waves for name in wave.hosts}
+    ready = tuple(host.name for host in hosts if host.name not in called and _has_work(host))
+    open_ = [host for host in hosts if host.finished is None and host.name not in ready]
     if state.halted is not None or state.interrupted:
-        return Wait() if any(host.finished is None and not _ready(host) for host in hosts) else Finish()
-    reason = _reason_to_halt(state, policy, hosts) if ready else None
-    if reason is None and not ready:
-        reason = _reason_to_halt_afterwards(state, policy, hosts)
+        return Wait() if open_ else Finish()
+    to_begin = bool(ready) or any(not host.started for host in open_ if host.name in called)
+    reason = _reason_to_halt(state, policy, hosts, to_begin)
     if reason is not None:
         return Halt(reason)
-    if _running(hosts):
+    if any(host.name in called for host in open_):
         return Wait()
     if ready:
         return _next_wave(state, policy, hosts, ready)
-    return Wait() if any(host.finished is None for host in hosts) else Finish()
+    return Wait() if open_ else Finish()
+
+
+def why_not_begin(state: RunState, policy: Policy) -> str | None:
+    """Why a host whose wave was called may not be begun any more; None when it may.
+
+    A wave is wider than what is talked to at once: the budget may be spent, or the operator may have
+    asked to stop, while a host of it still waits for its turn.
+    """
+    if state.interrupted:
+        return "interrupted"
+    return state.halted or _reason_to_halt(state, policy, tuple(state.hosts.values()), True)
 
 
 def _next_wave(
@@ -87,18 +99,14 @@ def _batch(policy: Policy, number: int) -> Share:
     return policy.batch[min(number, len(policy.batch) - 1)]
 
 
-def _reason_to_halt(state: RunState, policy: Policy, hosts: tuple[HostState, ...]) -> str | None:
-    """Why no further host may be started, with hosts still to go."""
-    return (
-        _too_many_not_reached(policy, hosts)
-        or _reason_to_halt_afterwards(state, policy, hosts)
-        or _too_many_failures(policy, hosts)
-    )
-
-
-def _reason_to_halt_afterwards(state: RunState, policy: Policy, hosts: tuple[HostState, ...]) -> str | None:
-    """What is told as a halt even where it was the last host."""
-    return _canary_not_well(state, hosts) or _alarm(hosts) or _unproven(policy, hosts)
+def _reason_to_halt(
+    state: RunState, policy: Policy, hosts: tuple[HostState, ...], to_begin: bool
+) -> str | None:
+    """Why no further host may be started. The last ones are told even where no host is left to begin."""
+    budgets = None
+    if to_begin:
+        budgets = _too_many_not_reached(policy, hosts) or _too_many_failures(policy, hosts)
+    return _canary_not_well(state, hosts) or _alarm(hosts) or _unproven(policy, hosts) or budgets
 
 
 def _too_many_not_reached(policy: Policy, hosts: tuple[HostState, ...]) -> str | None:
@@ -152,9 +160,5 @@ def _surveying(host: HostState) -> bool:
     return host.pending is None and host.finished is None
 
 
-def _ready(host: HostState) -> bool:
-    return host.pending is True and not host.started and host.finished is None
-
-
-def _running(hosts: tuple[HostState, ...]) -> bool:
-    return any(host.started and host.finished is None for host in hosts)
+def _has_work(host: HostState) -> bool:
+    return host.pending is True and host.finished is None

@@ -51,8 +51,11 @@ def put_back(ctx, path, uid):
     What was dropped, because the run had ended well, is not put back: a cache is made again.
     """
     kept = ctx.recall("aside")
-    if kept is None or ctx.recall("dropped"):
+    if kept is None:
         return {"put_back": False}
+    if ctx.recall("dropped"):
+        note = "%s is not put back: it was deleted when the run had ended well, and is made anew" % path
+        return {"put_back": False, "note": note}
     busy = bool(users.of_paths([path])[path]) or mounts.within(path, mounts.table()) is not None
     return ctx.as_user(uid, _put_back, kept, ctx.recall("moved", False), not busy)
 

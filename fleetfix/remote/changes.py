@@ -60,6 +60,8 @@ def _own(runner):
     runner.home = runner.places.prepare(runner.run)
     runner.records = Records(runner.home, runner.run)
     runner.records.prepare()
+    if not runner.records.is_full():
+        runner.records.keep_ballast()
     runner.lease.take(runner.home)
     runner.claims.take(runner.home, runner.purpose)
 
@@ -207,6 +209,9 @@ def undo(runner, frame):
         entry = runner.records.entry(id)
     if entry.undone is not None:
         return entry.undone
+    if runner.records.is_full():
+        runner.records.drop_ballast()
+    _refuse_under_newer(runner, entry)
     todo = entry.change["undo"]
     functions = _functions(runner, todo)
     lock = fresh_lock(runner.records.lock(id, "undo"))
@@ -219,6 +224,20 @@ def undo(runner, frame):
         return _undone(runner.records.log, id, answer)
     finally:
         os.close(lock)
+
+
+def _refuse_under_newer(runner, entry):
+    """Refuse to undo what another run has changed again since: its own undo would bring back too much."""
+    for other in runner.records.others():
+        other.log.refresh()
+        for newer in other.log.entries.values():
+            same = newer.change["key"] == entry.change["key"]
+            if same and newer.at > entry.at and newer.undone is None:
+                raise Refusal(
+                    "blocked",
+                    "run %s did this here again, later: %s" % (other.run, newer.change["summary"]),
+                    "fleetfix rollback %s comes first" % other.run,
+                )
 
 
 def _undone(log, id, answer):

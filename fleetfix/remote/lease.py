@@ -41,10 +41,15 @@ class Places:
         return self.homes[-1]
 
     def prepare(self, run):
-        """The place this run uses, made and proved writable."""
+        """The place this run uses, made and proved writable. A run that has records stays with them."""
         first = self.expected(run)
+        others = [home for home in self.homes if home != first]
+        if os.path.isdir(os.path.join(first, "runs", run)):
+            others = []
+            if Records(first, run).is_full():
+                Records(first, run).drop_ballast()
         last = None
-        for home in [first] + [home for home in self.homes if home != first]:
+        for home in [first, *others]:
             try:
                 _prove(home)
                 return home

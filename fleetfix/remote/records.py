@@ -19,6 +19,7 @@ VERSION = 1
 RESERVED = 256 * 1024  # bytes kept free for the record of how a change ended
 LONGEST = 240 * 1024  # … and the longest such record
 NAME = re.compile(r"[A-Za-z0-9_@=:,+][A-Za-z0-9._@=:,+-]*\Z")
+BALLAST = 1024 * 1024  # bytes that are freed when the disk is full and something has to be undone
 KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
@@ -50,6 +51,41 @@ class Records:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         for name in ("locks", "notes", "undo"):
             os.makedirs(os.path.join(self.folder, name), mode=0o700, exist_ok=True)
+
+    def keep_ballast(self):
+        """Keep room on the disk that undo can be done with when everything else is full."""
+        try:
+            fd = os.open(
+                os.path.join(self.folder, "ballast"),
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
+            )
+        except OSError:
+            return
+        try:
+            os.posix_fallocate(fd, 0, BALLAST)
+        except OSError:
+            self.drop_ballast()
+        finally:
+            os.close(fd)
+
+    def drop_ballast(self):
+        """Give that room back."""
+        try:
+            os.unlink(os.path.join(self.folder, "ballast"))
+        except OSError:
+            pass
+
+    def is_full(self):
+        """Whether there is too little room left here to write down an undo."""
+        free = os.statvfs(self.folder)
+        return free.f_bavail * free.f_frsize < BALLAST // 2
+
+    def others(self):
+        """The records of every other run in the same place."""
+        place = os.path.dirname(self.folder)
+        home = os.path.dirname(place)
+        return [Records(home, name) for name in sorted(os.listdir(place)) if name != self.run]
 
     def memory(self, id):
         return os.path.join(self.folder, "undo", file_of(id, self.run))

@@ -426,6 +426,109 @@ async def test_a_host_that_waits_gives_its_slot_back() -> None:
     assert [e.host for e in shelf.of("host_finished")] == ["gpu02", "gpu01"]
 
 
+@pytest.mark.parametrize("answer", [True, False])
+async def test_consent_is_asked_once_with_the_plan_on_the_table_and_before_any_change(answer: bool) -> None:
+    fleet = Fleet({name: toy_host(a=False) for name in ("gpu01", "gpu02")})
+    asked: list[list[str]] = []
+
+    async def ask(state: RunState) -> bool:
+        asked.append([name for name, host in state.hosts.items() if host.pending])
+        assert fleet["gpu01"].runs("do") == []
+        return answer
+
+    state, _ = await play(fleet, SWITCHES[:1], consent=ask)
+    assert asked == [["gpu01", "gpu02"]]
+    assert set(outcomes(state).values()) == ({"changed"} if answer else {"not_started"})
+    assert state.exit == (0 if answer else 3)
+    assert fleet["gpu01"].writes() == (1 if answer else 0)
+
+
+async def test_consent_is_not_asked_where_nothing_is_to_be_done() -> None:
+    async def ask(state: RunState) -> bool:
+        raise AssertionError("asked")
+
+    state, _ = await play(Fleet({"gpu01": toy_host(a=True)}), SWITCHES[:1], consent=ask)
+    assert outcomes(state) == {"gpu01": "ok"}
+
+
+async def test_a_halt_reaches_hosts_of_the_same_wave_that_still_wait_for_their_turn() -> None:
+    fleet = Fleet({f"gpu{n}": toy_host(a=False) for n in range(6)})
+    fleet["gpu1"].on("toy.set", None)
+    policy = Policy(canary=0, batch=(Share.parse("100%"),), forks=1)
+    state, shelf = await play(fleet, SWITCHES[:1], policy=policy)
+    assert list(outcomes(state).values()) == ["changed", "rolled_back", *["not_started"] * 4]
+    assert [fleet[name].writes() for name in fleet] == [1, 1, 0, 0, 0, 0]
+    assert state.exit == 3
+    assert [e.host for e in shelf.of("host_started")] == ["gpu0", "gpu1"]
+
+
+async def test_the_first_interrupt_reaches_them_too() -> None:
+    fleet = Fleet({f"gpu{n}": toy_host(a=False) for n in range(4)})
+    interrupts = Interrupts()
+
+    def interrupt(args: dict[str, object], world: dict[str, object]) -> None:
+        interrupts.interrupt("SIGINT")
+        world[str(args["name"])] = args["to"]
+
+    fleet["gpu0"].on("toy.set", interrupt)
+    policy = Policy(canary=0, batch=(Share.parse("100%"),), forks=1)
+    state, _ = await play(fleet, SWITCHES[:1], policy=policy, interrupts=interrupts)
+    assert list(outcomes(state).values()) == ["changed", *["not_started"] * 3]
+
+
+# -- going back -----------------------------------------------------------------------------------
+
+
+async def test_an_undo_that_is_blocked_has_nothing_older_undone_before_it() -> None:
+    def guarded(args: dict[str, object], world: dict[str, object]) -> None:
+        if args["name"] == "b" and not args["to"] and world.get("guard"):
+            raise HostError(Failure(kind="blocked", message="alice uses it"))
+        world[str(args["name"])] = args["to"]
+
+    host = toy_host(a=False, b=False, guard=True, lamp=False)
+    host.on("toy.set", guarded)
+    fleet, shelf = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, [*SWITCHES, step("lamp", Lit(name="lamp"))], shelf=shelf)
+    assert outcomes(state) == {"gpu01": "rollback_failed"}
+    assert (host.world["a"], host.world["b"]) == (True, True)
+    host.world["guard"] = False
+    assert outcomes(await go_back(fleet, shelf, state)) == {"gpu01": "rolled_back"}
+    assert (host.world["a"], host.world["b"]) == (False, False)
+
+
+async def test_what_cannot_be_undone_is_said_and_never_called_rolled_back() -> None:
+    steps = [step("a", Switch(name="a", risk="irreversible")), SWITCHES[1], step("lamp", Lit(name="lamp"))]
+    host = toy_host(a=False, b=False, lamp=False)
+    fleet, shelf = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, steps, shelf=shelf)
+    assert outcomes(state) == {"gpu01": "failed"}
+    assert "cannot be undone: turn a on" in shelf.of("host_finished")[0].reason
+    assert (host.world["a"], host.world["b"]) == (True, False)
+    assert host.claims == {}, "there is nothing more that anyone could do about it"
+
+
+async def test_a_host_that_forgot_the_run_is_not_called_rolled_back() -> None:
+    host = toy_host(a=False)
+    host.lose(after=1)
+    fleet, shelf = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, SWITCHES[:1], shelf=shelf)
+    host.log.clear()
+    host.claims.clear()
+    host.notes.clear()
+    state = await go_back(fleet, shelf, state)
+    assert outcomes(state) == {"gpu01": "rollback_failed"}
+    assert "no record of this run" in shelf.of("host_finished")[-1].reason
+    assert state.rolled_back_exit == 2
+
+
+async def test_a_second_rollback_leaves_the_verdict_of_the_run_as_it_was() -> None:
+    fleet, shelf = Fleet({"gpu01": toy_host(a=False, lamp=False)}), Shelf()
+    state, _ = await play(fleet, [*SWITCHES[:1], step("lamp", Lit(name="lamp"))], shelf=shelf)
+    assert (outcomes(state), state.exit) == ({"gpu01": "rolled_back"}, 3)
+    state = await go_back(fleet, shelf, state)
+    assert (outcomes(state), state.exit, state.rolled_back_exit) == ({"gpu01": "rolled_back"}, 3, 0)
+
+
 # -- interrupts ------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from fleetfix.action import Action, Check, Measurement, Plan, Planned, Probe, Verdict
 from fleetfix.commands import Altered, Call, Change, Json, Read, Risk
 from fleetfix.engine.context import Request
-from fleetfix.engine.fleetrun import Interrupts, run_fleet
+from fleetfix.engine.fleetrun import Consent, Interrupts, run_fleet
 from fleetfix.events import Event, Record
 from fleetfix.inventory import Host
 from fleetfix.playbook import Playbook, Step
@@ -187,6 +187,7 @@ async def play(
     shelf: Shelf | None = None,
     clock: HandClock | None = None,
     interrupts: Interrupts | None = None,
+    consent: Consent | None = None,
     **asked: Any,
 ) -> tuple[RunState, Shelf]:
     """Run toy steps over a scripted fleet, to the end."""
@@ -200,5 +201,6 @@ async def play(
             shelf,
             interrupts=interrupts or Interrupts(),
             clock=clock or HandClock(),
+            consent=consent,
         )
     return state, shelf

@@ -28,6 +28,7 @@ from fleetfix.events import (
     RunFinished,
     RunHalted,
     RunInterrupted,
+    RunRolledBack,
     StepFinished,
     StepPlanned,
     StepStarted,
@@ -64,6 +65,7 @@ EVENTS: tuple[Event, ...] = (
     RunHalted(reason="the canary gpu01 is rolled_back"),
     RunInterrupted(signal="SIGINT", times=1),
     RunFinished(exit=130),
+    RunRolledBack(exit=0),
 )
 
 
