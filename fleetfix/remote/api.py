@@ -18,6 +18,7 @@ import subprocess
 import time
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NO_GROUP = 65534  # the group that nothing belongs to
 OUTPUT_LIMIT = 32 * 1024  # bytes of each stream kept: half at the head, half at the tail
 
 
@@ -148,18 +149,20 @@ class Context:
         if self._say is not None:
             self._say(text)
 
-    def command(self, argv, timeout=None, env=None, cwd="/", stdin=b"", uid=None, limit=OUTPUT_LIMIT):
+    def command(
+        self, argv, timeout=None, env=None, cwd="/", stdin=b"", uid=None, gid=None, limit=OUTPUT_LIMIT
+    ):
         """Run a command without a shell and wait for it and its output; its tree ends by `timeout`.
 
-        The environment is LC_ALL=C and a known PATH, plus `env`. With `uid` it runs as that user.
-        A missing program is exit 127, as in a shell.
+        The environment is LC_ALL=C and a known PATH, plus `env`. With `uid` it runs as that user, `gid` as
+        for `become`. A missing program is exit 127, as in a shell.
         """
         environment = {"PATH": PATH, "LC_ALL": "C", "HOME": "/"}
         before = None
         if uid is not None:
             environment.update(user_environment(uid))
             if os.geteuid() != uid:
-                before = become(uid)
+                before = become(uid, gid)
         environment.update(env or {})
         try:
             process = subprocess.Popen(
@@ -179,12 +182,12 @@ class Context:
             return Ran(126, b"", ("%s: %s\n" % (argv[0], error.strerror)).encode(), False)
         return _converse(process, stdin, time.monotonic() + self.remaining(timeout), limit)
 
-    def as_user(self, uid, function, *args, idle=False):
+    def as_user(self, uid, function, *args, idle=False, gid=None):
         """Call `function(*args)` in a child that is that user, and return its JSON result.
 
         For everything done in a tree that a user owns: what the user may not do, a link placed
         there cannot make root do either. A Refusal or OSError of the child is raised here. With
-        `idle` it gets processor and disk only when nobody else wants them.
+        `idle` it gets processor and disk only when nobody else wants them. `gid` as for `become`.
         """
         if os.geteuid() == uid and idle:
             return _in_child(be_idle, function, args)
@@ -192,7 +195,7 @@ class Context:
             return function(*args)
         if os.geteuid() != 0:
             raise Refusal("blocked", "this needs the rights of %s" % user_name(uid), "use become: true")
-        turn = become(uid)
+        turn = become(uid, gid)
         return _in_child((lambda: (be_idle(), turn())) if idle else turn, function, args)
 
 
@@ -283,13 +286,25 @@ def _end_command(process):
                 end_tree(pid)
 
 
-def become(uid):
-    """Make a function that turns the calling child into that user for good, groups included."""
-    entry = pwd.getpwuid(uid)
+def become(uid, gid=None):
+    """Make a function that turns the calling child into that user for good, groups included.
+
+    A user who has no entry (a directory service that does not answer, a container's user) gets the
+    group `gid`, that of the file or process in question, and no other; never root's.
+    """
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        entry, group = None, gid or NO_GROUP
+    else:
+        group = entry.pw_gid
 
     def turn():
-        os.initgroups(entry.pw_name, entry.pw_gid)
-        os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
+        if entry is None:
+            os.setgroups([])
+        else:
+            os.initgroups(entry.pw_name, group)
+        os.setresgid(group, group, group)
         os.setresuid(uid, uid, uid)
 
     return turn

@@ -26,14 +26,16 @@ def find(ctx, caches, of=None, venv="of-job", also=(), stands_on=(), stands_not_
     environment = environments.resolve(ctx, venv)
     live = jobs.current(ctx)
     uid, environ, by = _whose(ctx, of, environment)
-    looked = ctx.as_user(uid, _look, caches, environ, uid, list(also), environment.get("site") or [])
+    gid = environment.get("gid") if environment.get("uid") == uid else None
+    site = environment.get("site") or []
+    looked = ctx.as_user(uid, _look, caches, environ, uid, list(also), site, gid=gid)
     _add_users(looked["found"], live, uid)
     return {
         "whose": {"uid": uid, "name": user_name(uid), "home": _home(environ, uid), "by": by},
         "environment": {
             "path": environment.get("path"),
             "none": environment.get("none"),
-            "changed": _changed(environment.get("site") or [], stands_on, stands_not_on),
+            "changed": _changed(site, stands_on, stands_not_on),
         },
         "toolchain": looked["toolchain"],
         "found": looked["found"],

@@ -13,8 +13,8 @@ SYSTEM_SITES = ("lib/python3*/dist-packages", "local/lib/python3*/dist-packages"
 def resolve(ctx, venv):
     """The environment that `venv` ("of-job" or an absolute path) means here.
 
-    {"path", "python", "site": [...], "uid", "user", "kind": "venv"|"conda"|"system"|"container", "by",
-    "used_by": the live jobs that map it}, or {"none": one line, "hint"}. Only reads; nothing in it runs.
+    {"path", "python", "site": [...], "uid", "gid", "user", "kind": "venv"|"conda"|"system"|"container",
+    "by", "used_by": the live jobs that map it}, or {"none": one line, "hint"}. Only reads; nothing runs.
     """
     used = _in_use(ctx)
     if venv == "of-job":
@@ -111,12 +111,13 @@ def _described(path, by, container, users):
         nobodys = owners.why_nobodys(path, python_of(path), site) if kind == "venv" else None
         if nobodys:
             return _none(*nobodys)
-    uid = 0 if container else os.lstat(path).st_uid
+    uid, gid = (0, 0) if container else (os.lstat(path).st_uid, os.lstat(path).st_gid)
     return {
         "path": path,
         "python": python_of(path) or os.path.join(path, "bin/python"),
         "site": site,
         "uid": uid,
+        "gid": gid,
         "user": user_name(uid),
         "kind": kind,
         "by": by,

@@ -54,7 +54,8 @@ def torch(ctx, venv):
         # Whose code this is was settled for virtual environments only.
         return {"none": "%s is no virtual environment" % where["path"], "hint": ""}
     argv = [where["python"], "-I", "-B", "-c", ASK]
-    ran = ctx.command(argv, uid=where["uid"], cwd=where["path"], timeout=ctx.remaining() - 1.0)
+    owner = {"uid": where["uid"], "gid": where["gid"]}
+    ran = ctx.command(argv, cwd=where["path"], timeout=ctx.remaining() - 1.0, **owner)
     marked = [line for line in ran.text.splitlines() if line.startswith("FLEETFIX ")]
     try:
         said = json.loads(marked[-1][9:]) if marked else None

@@ -257,7 +257,13 @@ class Sources:
         passed = {key: value for key, value in self.environ.items() if PASSED.match(key)}
         passed["PYTHONDONTWRITEBYTECODE"] = "1"
         return self.ctx.command(
-            argv, timeout=timeout, env=passed, stdin=stdin, uid=self.where["uid"], cwd="/"
+            argv,
+            timeout=timeout,
+            env=passed,
+            stdin=stdin,
+            uid=self.where["uid"],
+            gid=self.where.get("gid"),
+            cwd="/",
         )
 
     def _scratch(self, owners=False):

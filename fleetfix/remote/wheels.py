@@ -182,8 +182,12 @@ def repair(ctx, venv, repair=(), purge=(), records=None):
         _ready(store, work)
         ctx.remember("work", work)
         held = _hold(ctx, work)
-        ctx.as_user(work["uid"], _replace, work["prefix"], held["tag"], work["restore"], store)
-        ctx.as_user(work["uid"], _remove, work["prefix"], work["remove"], work["sites"])
+        ctx.as_user(
+            work["uid"], _replace, work["prefix"], held["tag"], work["restore"], store, gid=work.get("gid")
+        )
+        ctx.as_user(
+            work["uid"], _remove, work["prefix"], work["remove"], work["sites"], gid=work.get("gid")
+        )
     finally:
         if store is not None:
             os.close(store)
@@ -202,6 +206,7 @@ def _work(ctx, venv, repair, purge, records):
         "prefix": environment.prefix,
         "sites": environment.sites,
         "uid": where["uid"],
+        "gid": where["gid"],
         "restore": restore,
         "remove": dists.unowned(environment, go),
     }
@@ -253,7 +258,7 @@ def _hold(ctx, work):
         paths = list(dict.fromkeys([path for path, _, _ in work["restore"]] + list(work["remove"])))
         fd = holds.opened(held)
         try:
-            manifest = ctx.as_user(work["uid"], holds.fill, work["prefix"], fd, paths)
+            manifest = ctx.as_user(work["uid"], holds.fill, work["prefix"], fd, paths, gid=work.get("gid"))
         finally:
             os.close(fd)
         ctx.remember("manifest", manifest)
@@ -316,7 +321,9 @@ def restore(ctx):
     environments.refuse_in_use(work["prefix"])
     fd = holds.opened(held)
     try:
-        count = ctx.as_user(work["uid"], holds.put_back, work["prefix"], fd, held["tag"], manifest)
+        count = ctx.as_user(
+            work["uid"], holds.put_back, work["prefix"], fd, held["tag"], manifest, gid=work.get("gid")
+        )
     finally:
         os.close(fd)
     os.sync()

@@ -34,6 +34,7 @@ def test_of_job_is_what_the_job_maps(host: GpuHost) -> None:
         "python": str(venv / "bin" / "python"),
         "site": [str(venv / "lib" / "python3.11" / "site-packages")],
         "uid": os.getuid(),
+        "gid": os.getgid(),
         "user": procs.user_name(os.getuid()),
         "kind": "venv",
         "by": f"job {pid}",
