@@ -59,18 +59,20 @@ class Order:
 def conduct(order: Order) -> int:
     """Do what an order says; returns the exit code."""
     request = prepare(order)
-    if not order.dry:
-        consent.require(
-            f"run {request.playbook.name}",
-            HostSet(host.name for host in request.hosts),
-            yes=order.yes,
-            yes_hosts=order.yes_hosts,
-            above=config.load().confirm_above,
-        )
+    above = config.load().confirm_above
+    asked = not order.dry and consent.required(
+        f"run {request.playbook.name}",
+        HostSet(host.name for host in request.hosts),
+        yes=order.yes,
+        yes_hosts=order.yes_hosts,
+        above=above,
+    )
     with Journal.open(state_dir()) as journal, journal.drive(request.run):
         show = Show(json=order.json, diff=order.diff)
         try:
-            state = asyncio.run(_run(request, journal, show, order.detailed_exit))
+            state = asyncio.run(
+                _run(request, journal, show, above if asked else None, detailed_exit=order.detailed_exit)
+            )
         finally:
             show.close()
     return show.end(state)
@@ -153,12 +155,27 @@ def operator() -> str:
     return f"{behind} as {user}" if behind and behind != user else user
 
 
-async def _run(request: Request, journal: Journal, show: Show, detailed_exit: bool) -> RunState:
+async def _run(
+    request: Request, journal: Journal, show: Show, ask_above: int | None, *, detailed_exit: bool
+) -> RunState:
+    """Run it; with `ask_above` the operator is asked once the plan is known."""
     interrupts = Interrupts()
     recorder = Recorder(request.run, journal, show.views())
+
+    async def ask(state: RunState) -> bool:
+        hosts = HostSet(host.name for host in state.hosts.values() if host.pending and not host.finished)
+        question = consent.Question("go on with", hosts, above=ask_above or 0)
+        show.question(state, question.text)
+        return await consent.answered(question, interrupts.more_than(0))
+
     with heard(interrupts.interrupt):
         return await run_fleet(
-            request, recorder, journal, interrupts=interrupts, detailed_exit=detailed_exit
+            request,
+            recorder,
+            journal,
+            interrupts=interrupts,
+            detailed_exit=detailed_exit,
+            consent=None if ask_above is None else ask,
         )
 
 
@@ -168,12 +185,18 @@ class Show:
     def __init__(self, *, json: bool, diff: bool = False) -> None:
         self._json = json
         self._diff = diff
-        self._out = Out(sys.stdout if json else sys.stderr)
+        self._errors = Out(sys.stderr)
+        self._out = Out(sys.stdout) if json else self._errors
+        self._lines = Lines(self._errors, Paint.for_stream(sys.stderr, os.environ), diff=diff)
 
     def views(self) -> tuple[View, ...]:
-        if self._json:
-            return (JsonLines(self._out),)
-        return (Lines(self._out, Paint.for_stream(sys.stderr, os.environ), diff=self._diff),)
+        return (JsonLines(self._out),) if self._json else (self._lines,)
+
+    def question(self, state: RunState, text: str) -> None:
+        """Show the plan, and a question on it that is answered on the same line."""
+        self._lines.plan(state)
+        self._errors.line("")
+        self._errors.words(text)
 
     def say(self, text: str) -> None:
         """Say a line that is no event; JSON has no place for it."""
@@ -182,10 +205,12 @@ class Show:
 
     def close(self) -> None:
         self._out.close()
+        self._errors.close()
 
     def end(self, state: RunState) -> int:
         """Show the result; returns the run's exit code."""
-        code = 70 if state.exit is None else state.exit
+        ended = state.exit if state.rolled_back_exit is None else state.rolled_back_exit
+        code = 70 if ended is None else ended
         if not self._json:
             print(self._result(state, code))
         return code

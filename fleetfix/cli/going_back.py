@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import sys
 import time
 from dataclasses import dataclass
 
+from fleetfix.cli import config, consent
 from fleetfix.cli.conduct import Show, operator
 from fleetfix.cli.places import load_inventory
 from fleetfix.cli.signals import heard
@@ -21,6 +23,8 @@ from fleetfix.journal import Journal
 from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
 from fleetfix.state import HostState, RunState, fold
+from fleetfix.views.grouping import counted, group
+from fleetfix.views.neutral import one_line
 
 WHOLE_ID = re.compile(r"\d{8}-\d{6}-(?P<playbook>[a-z0-9-]+)-[0-9a-z]{4}")
 
@@ -35,6 +39,7 @@ class Return:
     forks: int
     reason: str
     json: bool
+    yes: bool = False
 
 
 def go_back(order: Return) -> int:
@@ -42,6 +47,8 @@ def go_back(order: Return) -> int:
     with Journal.open(state_dir()) as journal:
         run, known = _known(journal, order)
         hosts = _hosts(known, order)
+        if not order.yes:
+            _ask(run, known, hosts)
         with journal.drive(run):
             show = Show(json=order.json)
             try:
@@ -78,16 +85,36 @@ def _hosts(known: RunState, order: Return) -> tuple[Host, ...]:
     return chosen
 
 
+def _ask(run: str, known: RunState, hosts: tuple[Host, ...]) -> None:
+    """Ask at a terminal: going back may stop training. Elsewhere the run's id says enough."""
+    if not consent.at_terminal():
+        return
+    done = [
+        (host.name, change.summary)
+        for host in hosts
+        for change in (known.hosts[host.name].changes.values() if host.name in known.hosts else ())
+    ]
+    for one in group(done):
+        print(f"{counted(one.hosts)}: undo: {one_line(one.text)}", file=sys.stderr)
+    names = HostSet(host.name for host in hosts)
+    question = consent.Question(f"undo run {run} on", names, above=config.load().confirm_above)
+    if not consent.ask(question):
+        raise UsageError("not confirmed; nothing was done")
+
+
 async def _roll_back(
     run: str, known: RunState, hosts: tuple[Host, ...], journal: Journal, order: Return, show: Show
 ) -> RunState:
     started = known.started or _started_elsewhere(run, hosts, order)
-    # What is shown is this way back: its hosts, its time.
+    # What is shown is this way back: its hosts, its time. How the run itself ended stands until it is
+    # undone, and what it has open there is what the host is asked about.
     state = RunState(
         run=run,
         started=started,
         began_at=time.time(),
-        hosts={host.name: HostState(host.name, started=True) for host in hosts},
+        hosts={
+            host.name: known.hosts.get(host.name) or HostState(host.name, started=True) for host in hosts
+        },
     )
     recorder = Recorder(run, journal, show.views(), state=state, seq=journal.last_seq(run))
     if known.started is None:

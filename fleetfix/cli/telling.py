@@ -40,8 +40,9 @@ def _whole(state: RunState, driven: bool, diff: bool, paint: Paint) -> str:
     plan = plan_text(state, diff=diff, paint=paint)
     if driven:
         return f"{plan}\n\nit is running now"
-    if state.exit is None:
+    ended = state.exit if state.exit is not None else state.rolled_back_exit
+    if ended is None:
         return f"{plan}\n\n{unfinished_text(state, paint=paint)}"
     if state.started is not None and state.started.dry:
         return plan
-    return f"{plan}\n\n{summary_text(state, state.exit, paint=paint)}"
+    return f"{plan}\n\n{summary_text(state, ended, paint=paint)}"
