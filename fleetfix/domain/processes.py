@@ -25,6 +25,8 @@ class GpuJob(Value):
     scheduler: str | None = None
     unit: str | None = None
     user_unit: str | None = None
+    inside: str | None = None
+    """What it runs inside of without being it: `unit code-server@alice.service`, `jupyter-lab`."""
     container: bool = False
     supervisor: str | None = None
     shell: int | None = None
@@ -111,6 +113,8 @@ def _owned(found: Found, targets: Sequence[GpuJob]) -> Iterator[str]:
             yield f"{job} runs in a container: its image is to be mended, not this host"
         if job.user_unit:
             yield f"{job} is run by the user unit {job.user_unit}: systemctl --user stop {job.user_unit}"
+        if job.inside and not job.orphan:
+            yield f"{job} runs inside {job.inside}: end it there, or start it apart from that"
         if job.supervisor:
             yield f"{job} is kept alive by {job.supervisor}: stop it there"
         if job.runner:

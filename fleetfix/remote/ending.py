@@ -114,7 +114,7 @@ def watch_for_return(faces, since, seconds=RESPAWN_WATCH):
 def _started_again(pid):
     table = all_processes()
     top, above = procs.launcher_of(pid, table, procs.ancestors())
-    unit, user_unit = procs.units_of(procs.cgroup_of(pid))
+    unit, user_unit, _ = procs.placed(top, table, procs.cgroup_of(top), procs.cgroup_of(os.getpid()))
     by = above if top == pid else top
     what = "unit " + (unit or user_unit) if unit or user_unit else "pid %d (%s)" % (by, said(by))
     return Refusal(

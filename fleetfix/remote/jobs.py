@@ -5,8 +5,8 @@ import json
 import os
 import stat
 
-from fleetfix.remote import capture, ending, launch, procs
-from fleetfix.remote.api import Refusal, read, stat_of, user_name
+from fleetfix.remote import capture, ending, launch, procs, units
+from fleetfix.remote.api import Refusal, all_processes, descendants, read, stat_of, user_name
 
 # Which GPUs a process is told to use: two jobs with one command line may differ only in this.
 SELECTS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
@@ -110,6 +110,9 @@ def live_job(ctx):
         for job in jobs:
             if [record["pid"], record["start"]] in [[job["pid"], job["start"]], *job["holders"]]:
                 return job
+            # A unit's main process may be a sudo above the launcher.
+            if record.get("unit") and job["pid"] in dict(descendants(record["pid"])):
+                return job
     if ours:
         return as_job(ours[0]["pid"], ours[0]["start"])
     mine = [job for job in jobs if not job["container"]]
@@ -121,7 +124,8 @@ def as_job(pid, start):
     uid = procs.uid_of(pid)
     tree = [pid] + [one for one, _ in ending.tree_of({"pid": pid, "start": start, "holders": []})]
     environments = {path for path in (procs.environment_of(one) for one in tree) if path}
-    unit, user_unit = procs.units_of(procs.cgroup_of(pid))
+    table, own_cgroup = all_processes(), procs.cgroup_of(os.getpid())
+    unit, user_unit, inside = procs.placed(pid, table, procs.cgroup_of(pid), own_cgroup)
     return {
         "pid": pid,
         "start": start,
@@ -132,8 +136,9 @@ def as_job(pid, start):
         "environments": sorted(environments),
         "gpus": [],
         "holders": [],
-        "unit": None if (unit or "?") in procs.cgroup_of(os.getpid()) else unit,
+        "unit": unit,
         "user_unit": user_unit,
+        "inside": inside,
         "container": False,
         "orphan": False,
     }
@@ -169,10 +174,11 @@ def _names(folder):
 
 @read
 def found(ctx):
-    """The GPU jobs of this host, reduced: {"complete", "jobs": [...], "left_out", "schedulers", "monitors"}.
+    """The GPU jobs of this host, reduced: {"complete", "jobs": [...], "left_out", "schedulers",
+    "monitors"}; these, {pid, user, argv}, have GPUs open and compute nothing.
 
-    `monitors`, {pid, user, argv}, have GPUs open and compute nothing. Of each job: pid, start, uid, user, argv (cut), environments, gpus, holders (how many), orphan,
-    scheduler, unit, user_unit, supervisor, container, and what stands against starting it again:
+    Of each job: pid, start, uid, user, argv (cut), environments, gpus, holders (how many), orphan,
+    scheduler, unit, user_unit, inside, supervisor, container, and what stands against starting it again:
     unreadable, cwd_gone, rank_of (workers whose agent is gone), uv_run, runner (it holds this session).
     """
     complete, holders = procs.survey()
@@ -192,7 +198,7 @@ def _reduced(job, own):
     tree = ending.tree_of(job)
     agentless = "TORCHELASTIC_RUN_ID" in (environ or {})
     kept = ("pid", "start", "uid", "user", "environments", "gpus", "orphan", "scheduler", "unit")
-    reduced = {name: job[name] for name in (*kept, "user_unit", "container")}
+    reduced = {name: job[name] for name in (*kept, "user_unit", "inside", "container")}
     reduced.update(
         argv=procs.shown(job["argv"])[:8],
         holders=len(job["holders"]),
@@ -274,6 +280,9 @@ def running(ctx, index, entry):
     for one in (record, entry):
         if one and one.get("pid") and launch.runs(one):
             return one["pid"], one["start"]
+    main = units.main_pid(entry["unit"]) if entry["unit"] else None
+    if main and stat_of(main):
+        return main, stat_of(main)[2]
     for pid in sorted(ending.pids()):
         if _is_it(pid, entry):
             return pid, (stat_of(pid) or (None, 0, 0))[2]

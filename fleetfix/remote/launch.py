@@ -36,7 +36,7 @@ def start(ctx, index, entry, by, there):
         if found:
             return found[0], False, []
         log, notes = _choose_log(ctx, folder, entry)
-        record = _record(ctx, entry, by, log)
+        record = new_record(ctx, entry, by, log)
         notes += _launch(folder, index, entry, record, log, lock)
     finally:
         os.close(lock)
@@ -71,6 +71,11 @@ def lock_path(folder, index):
 def record_of(folder, index):
     """The start record with this number, or None."""
     return load(os.path.join(folder, record_name(index)))
+
+
+def keep_record(folder, index, record):
+    """Keep a start record durably before this returns."""
+    write_durably(os.path.join(folder, record_name(index)), json.dumps(record).encode())
 
 
 def record_name(index):
@@ -114,7 +119,8 @@ def _locked(path, seconds):
         time.sleep(0.02)
 
 
-def _record(ctx, entry, by, log):
+def new_record(ctx, entry, by, log):
+    """A start record, but for the pid and start time of the process."""
     return {
         "boot": capture.boot_id(),
         "run": ctx.run_id,
@@ -123,6 +129,7 @@ def _record(ctx, entry, by, log):
         "argv": procs.shown(entry["argv"]),
         "uid": entry["uid"],
         "environment": entry["environment"],
+        "unit": entry.get("unit"),
         "log": log,
         "offset": size(log),
         "at": time.time(),
@@ -269,7 +276,7 @@ def _stub(folder, index, entry, record, log, kept):
         os.setsid()
         _close_all_but(kept)
         record.update(pid=os.getpid(), start=stat_of(os.getpid())[2])
-        write_durably(os.path.join(folder, record_name(index)), json.dumps(record).encode())
+        keep_record(folder, index, record)
         os.write(answer, b"ready %d\n" % os.getpid())
         if os.read(go, 2) != b"go":
             os._exit(1)  # the starter is gone: what it did not see started must not run

@@ -10,6 +10,7 @@ import json
 import os
 import re
 
+from fleetfix.remote import units
 from fleetfix.remote.api import all_processes, read, stat_of, user_name
 
 DEVICES = re.compile(r"^/dev/nvidia([0-9]+)$")
@@ -35,8 +36,15 @@ ALLOWED_PREFIX = "nvidia-cuda-mps-"
 SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "ash"}
 # Whoever starts programs again by itself: a job below one of these has to be stopped there.
 SUPERVISORS = {"supervisord", "runsv", "s6-supervise", "supervise", "monit", "circusd", "pm2", "PM2"}
+# Whoever runs the programs of its users: it is no part of their job, and never stopped for it.
+NURSERIES = {
+    "jupyter-lab", "jupyter-notebook", "jupyter-noteboo", "jupyter-server", "jupyterhub", "jupyterhub-sing",
+    "code-server", "gitlab-runner", "Runner.Listener", "Runner.Worker", "runsvc.sh", "buildkite-agent",
+    "jenkins-agent", "raylet",
+}  # fmt: skip
+NURSERY_PROGRAM = re.compile(r"/(code-server|\.?(vscode|cursor)-server|actions-runner)/")
 # Where a job ends when looked at from below: sessions, terminals, managers.
-CEILINGS = SUPERVISORS | {
+CEILINGS = SUPERVISORS | NURSERIES | {
     "sshd", "sshd-session", "login", "agetty", "mosh-server", "tmux", "screen", "SCREEN",
     "cron", "crond", "atd", "anacron", "systemd", "init", "gnome-terminal-", "konsole", "xterm",
     "dockerd", "containerd", "containerd-shim", "conmon", "crio", "runc", "slurmd", "slurmstepd",
@@ -225,7 +233,17 @@ def names_of(pid):
 
 def ceiling(pid, own):
     """Whether no job reaches up to this process: init, a session, a manager, or the runner itself."""
-    return pid == 1 or pid in own or bool(names_of(pid) & CEILINGS) or interactive_shell(argv_of(pid))
+    if pid == 1 or pid in own or names_of(pid) & CEILINGS:
+        return True
+    return interactive_shell(argv_of(pid)) or nursery_of(pid) is not None
+
+
+def nursery_of(pid):
+    """The name of what runs its users' programs (an IDE, a notebook, a CI runner), or None."""
+    argv = argv_of(pid)
+    name = next(iter(sorted(names_of(pid) & NURSERIES)), None)
+    match = None if name else NURSERY_PROGRAM.search(" ".join(argv[:2]))
+    return match.group(1) if match else name
 
 
 def launcher_of(pid, table, own):
@@ -267,6 +285,49 @@ def units_of(cgroup):
             continue
         return (None, parts[-1]) if "/user.slice/" in path else (parts[-1], None)
     return None, None
+
+
+def placed(pid, table, cgroup, own_cgroup):
+    """(unit, user unit, what it only runs inside of) of a launcher.
+
+    A unit is the job's own only where the launcher is its main process: stopping the unit of an IDE or
+    a CI runner would end that, and starting it again would never start the job.
+    """
+    unit, user_unit = units_of(cgroup)
+    if unit is not None and unit in own_cgroup:
+        unit = None  # the unit that runs the runner too is no job's own
+    name = unit or user_unit
+    if name is None:
+        return None, None, _nursery_above(pid, table)
+    if _is_main(pid, table, cgroup, unit):
+        return unit, user_unit, None
+    return None, None, "unit " + name
+
+
+def _nursery_above(pid, table):
+    above = table[pid][1] if pid in table else 0
+    return nursery_of(above) if above > 1 else None
+
+
+def _is_main(pid, table, cgroup, unit):
+    chain = {pid}
+    above = table[pid][1] if pid in table else 0
+    while names_of(above) & PASSAGES:  # ExecStart=sudo -u alice torchrun …
+        chain.add(above)
+        above = table[above][1] if above in table else 0
+    main = units.main_pid(unit) if unit else None
+    return main in chain if main else _only_top(cgroup, table) in chain
+
+
+def _only_top(cgroup, table):
+    """The process of a unit that its manager started, where there is exactly one; else None."""
+    ours = units_of(cgroup)
+    members = {pid for pid in table if table[pid][0] not in "ZX" and units_of(cgroup_of(pid)) == ours}
+    tops = [pid for pid in members if table[pid][1] not in members]
+    if len(tops) != 1:
+        return None
+    above = table[tops[0]][1]
+    return tops[0] if above == 1 or comm_of(above) == "systemd" else None
 
 
 def in_container(pid, cgroup, own_cgroup):
@@ -322,8 +383,6 @@ def _holder(pid, table, own, own_cgroup, gpus, maps):
     top, above = launcher_of(pid, table, own)
     cgroup, uid = cgroup_of(pid), uid_of(pid)
     unit, user_unit = units_of(cgroup)
-    if unit is not None and unit in own_cgroup:
-        unit = None  # the unit that runs the runner too is no job's own
     return {
         "pid": pid,
         "start": table[pid][2],
@@ -383,14 +442,16 @@ def jobs_of(found):
     """[job] of the holders of a survey by their top launcher, oldest first; monitors are no jobs.
 
     A job: {pid, start, uid, user, argv, cwd, environments, gpus, holders: [[pid, start]], above,
-    scheduler, unit, user_unit, container, supervisor, orphan}. `argv` is whole here.
+    scheduler, unit, user_unit, inside (what it only runs inside of), container, supervisor, orphan}.
+    `argv` is whole here.
     """
     jobs, busy = {}, {one["launcher"]["pid"] for one in found if one["computes"]}
     for one in found:
         if one["launcher"]["pid"] not in busy:
             continue
         jobs.setdefault(one["launcher"]["pid"], []).append(one)
-    listed = [_job(pid, members) for pid, members in sorted(jobs.items())]
+    table, own_cgroup = all_processes(), cgroup_of(os.getpid())
+    listed = [_job(pid, members, table, own_cgroup) for pid, members in sorted(jobs.items())]
     live = {(job["uid"], tuple(job["argv"])) for job in listed if not _left_behind(job)}
     for job in listed:
         job["orphan"] = _left_behind(job) and (
@@ -399,12 +460,13 @@ def jobs_of(found):
     return sorted(listed, key=lambda job: (job["start"], job["pid"]))
 
 
-def _job(pid, members):
+def _job(pid, members, table, own_cgroup):
     first = members[0]
     uid = uid_of(pid)
     uid = first["uid"] if uid is None else uid
     above = first["above"]
     supervised = bool(set(above["names"]) & SUPERVISORS)
+    unit, user_unit, inside = placed(pid, table, cgroup_of(pid), own_cgroup)
 
     def said(field):
         return next((one[field] for one in members if one[field]), None)
@@ -422,8 +484,9 @@ def _job(pid, members):
         "holders": [[one["pid"], one["start"]] for one in members],
         "above": above,
         "scheduler": said("scheduler"),
-        "unit": said("unit"),
-        "user_unit": said("user_unit"),
+        "unit": unit,
+        "user_unit": user_unit,
+        "inside": inside,
         "container": any(one["container"] for one in members),
         "supervisor": above if supervised else None,
     }

@@ -5,8 +5,17 @@ import os
 import pwd
 import time
 
-from fleetfix.remote import capture, ending, jobs, launch, procs
-from fleetfix.remote.api import Refusal, alive, all_processes, user_environment, write, write_durably
+from fleetfix.remote import capture, ending, jobs, launch, procs, units
+from fleetfix.remote.api import (
+    Refusal,
+    alive,
+    all_processes,
+    descendants,
+    stat_of,
+    user_environment,
+    write,
+    write_durably,
+)
 
 
 @write
@@ -17,6 +26,7 @@ def stop(ctx, targets, grace):
     Refuses with `hung` where something cannot be ended, `command` where something starts it again.
     """
     targets = _targets(targets)
+    _refuse_unfit(targets)
     entries = [capture.take(job) for job in targets if not job["orphan"]]
     trees = [[job["pid"], job["start"], ending.tree_of(job), job["unit"]] for job in targets]
     own = procs.ancestors()
@@ -31,6 +41,17 @@ def stop(ctx, targets, grace):
         [face for face in faces if face[1]], before, min(ending.RESPAWN_WATCH, ctx.remaining())
     )
     return {"stopped": [job["pid"] for job in targets], "killed": killed}
+
+
+def _refuse_unfit(targets):
+    """What a plan has blocked is refused here too: a job may have come to it since."""
+    for job in targets:
+        if job["inside"] and not job["orphan"]:
+            raise Refusal(
+                "blocked",
+                "%s's job %d runs inside %s" % (job["user"], job["pid"], job["inside"]),
+                "end it there, or start it apart from that",
+            )
 
 
 def _targets(asked):
@@ -85,9 +106,9 @@ def restore(ctx):
         return {"started": []}
     # A kill in the middle leaves jobs that have been told to end: see that through first, or they
     # would count as running now and be gone in a moment.
-    for pid, start, tree, _ in begun["trees"]:
-        if any(alive(*one) for one in tree):
-            ending.end((pid, start), tree, begun["grace"], ctx.say)
+    _end_all(
+        ctx, [one for one in begun["trees"] if any(alive(*member) for member in one[2])], begun["grace"]
+    )
     _refuse_from_zero(ctx)
     return _start_all(ctx, entries["jobs"], "restore", [])
 
@@ -127,15 +148,38 @@ def _start_all(ctx, entries, by, extra):
         def there(index=index, entry=entry):
             return jobs.running(ctx, index, entry)
 
-        if entry["unit"] and not there():
-            _systemctl(ctx, "start", entry["unit"], 60)
-            notes.append("started by its unit " + entry["unit"])
+        if entry["unit"]:
+            found = there()
+            (already if found else started).append(
+                found[0] if found else _start_unit(ctx, index, entry, by)
+            )
+            notes += [] if found else ["started by its unit " + entry["unit"]]
             continue
         entry = dict(entry, argv=entry["argv"] + extra)
         pid, fresh, said = launch.start(ctx, index, entry, by, there)
         (started if fresh else already).append(pid)
         notes += said
     return {"started": started, "already": already, "notes": notes}
+
+
+def _start_unit(ctx, index, entry, by):
+    """Start a job by its unit, and keep the same record of it as of one that we start ourselves."""
+    unit = entry["unit"]
+    # Before acting: whoever undoes this after a kill finds no record yet, and must know what it began.
+    ctx.remember("units", sorted({*ctx.recall("units", ()), unit}))
+    record = launch.new_record(ctx, entry, by, entry.get("log"))
+    _systemctl(ctx, "start", unit, 60)
+    pid = units.main_pid(unit)
+    stat = stat_of(pid) if pid else None
+    if stat is None:
+        raise Refusal(
+            "command", "the unit %s was started and runs no process" % unit, "systemctl status " + unit
+        )
+    folder = os.path.join(ctx.state, "job")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    launch.keep_record(folder, index, dict(record, pid=pid, start=stat[2]))
+    launch.see_it_live(launch.record_of(folder, index), ctx.remaining(launch.SETTLE))
+    return pid
 
 
 def _described(job):
@@ -209,7 +253,8 @@ def _at_work(ctx, record, guard):
     if seen is not None and first is None:
         return False
     _, here = procs.jobs_here()
-    return record["environment"] is None or any(job["pid"] == record["pid"] for job in here)
+    below = {record["pid"], *(dict(descendants(record["pid"])) if record.get("unit") else ())}
+    return record["environment"] is None or any(job["pid"] in below for job in here)
 
 
 def from_zero(first, seen):
@@ -224,7 +269,7 @@ def _stop_from_zero(ctx, record, first, seen):
     job = jobs.as_job(record["pid"], record["start"])
     marker = os.path.join(ctx.state, "job", jobs.FROM_ZERO)
     write_durably(marker, json.dumps({"first": first, "seen": seen}).encode())
-    ending.end((job["pid"], job["start"]), ending.tree_of(job), 5.0, ctx.say)
+    _end_started(ctx, job, record, 5.0)
     raise Refusal(
         "verify_failed",
         "restarted from zero: stopped at step %d (it had reached %d)" % (first, seen),
@@ -239,16 +284,22 @@ def unstart(ctx, step=None, grace=30.0):
     Where the capture of `step` was dropped, because the run had ended well, the jobs are captured anew
     first: whoever undoes the stop after this can start them again.
     """
-    running = [
-        jobs.as_job(record["pid"], record["start"])
-        for record in jobs.records(ctx)
-        if record["by"] == "start" and record["step"] == ctx.step and launch.runs(record)
-    ]
+    records = [one for one in jobs.records(ctx) if one["by"] == "start" and one["step"] == ctx.step]
+    running = [(jobs.as_job(one["pid"], one["start"]), one) for one in records if launch.runs(one)]
     if running and step is not None and capture.of_step(ctx, step) is None:
-        capture.save(ctx, step, [capture.take(job) for job in running], [])
-    for job in running:
-        ending.end((job["pid"], job["start"]), ending.tree_of(job), grace, ctx.say)
-    return {"ended": [job["pid"] for job in running]}
+        taken = [capture.take(dict(job, unit=record.get("unit") or job["unit"])) for job, record in running]
+        capture.save(ctx, step, taken, [])
+    for job, record in running:
+        _end_started(ctx, job, record, grace)
+    # A kill between the unit's start and its record leaves the name of the unit alone.
+    for unit in ctx.recall("units", ()):
+        if units.main_pid(unit):
+            _systemctl(ctx, "stop", unit, grace + 30)
+    return {"ended": [job["pid"] for job, _ in running]}
+
+
+def _end_started(ctx, job, record, grace):
+    _end_all(ctx, [[job["pid"], job["start"], ending.tree_of(job), record.get("unit")]], grace)
 
 
 @write

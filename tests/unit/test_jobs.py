@@ -627,23 +627,6 @@ def test_nothing_captured_and_nothing_described_starts_nothing(host: GpuHost) ->
     assert relaunch.start(host.context("train"), "stop") == {"started": [], "already": [], "notes": []}
 
 
-def test_a_units_job_is_stopped_and_started_by_its_unit(
-    host: GpuHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pid, _ = run_job(host)
-    asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        procs, "units_of", lambda cgroup: ("train.service", None) if cgroup else (None, None)
-    )
-    monkeypatch.setattr(procs, "cgroup_of", lambda one: "/system.slice/train.service" if one == pid else "")
-    monkeypatch.setattr(relaunch, "_systemctl", lambda ctx, verb, unit, s: asked.append((verb, unit)))
-    stop(host, pid)
-    assert asked == [("stop", "train.service")]
-    assert jobs.captured(host.context(), "stop")["jobs"][0]["unit"] == "train.service"
-    relaunch.restore(host.context("stop"))
-    assert asked[-1] == ("start", "train.service")
-
-
 def test_the_log_of_a_job_begins_where_this_start_began(host: GpuHost) -> None:
     log = host.path("train.log")
     log.write_text("old\n" * 10)

@@ -97,6 +97,10 @@ def test_only_the_owners_job_is_stopped(owner: int, users: list[int], blocked: i
         ({"scheduler": "Slurm job 77"}, "is Slurm job 77: end it there"),
         ({"container": True}, "runs in a container"),
         ({"user_unit": "train.service"}, "systemctl --user stop train.service"),
+        (
+            {"inside": "unit code-server@alice.service"},
+            "root's job 4211 (python torchrun) runs inside unit code-server@alice.service: end it there",
+        ),
         ({"supervisor": "supervisord -n"}, "kept alive by supervisord -n: stop it there"),
         ({"runner": True}, "holds this session itself"),
         ({"unreadable": True}, "cannot be read"),
