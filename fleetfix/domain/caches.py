@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fleetfix.commands import Value
+from fleetfix.domain.file_systems import SHARED_FILE_SYSTEMS
 
 Tool = Literal["compiler", "setuptools"]
 
@@ -179,17 +180,6 @@ nothing about a cache: a healthy job is not stopped because somebody installed a
 
 STANDS_NOT_ON: tuple[str, ...] = ("nvidia-ml-py", "nvidia-cudnn-frontend", "cuda-pathfinder")
 """Pure Python whose name looks like the others."""
-
-SHARED_FILE_SYSTEMS = frozenset(
-    {
-        *("nfs", "nfs3", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "smbfs", "glusterfs"),
-        *("9p", "virtiofs", "wekafs", "panfs", "afs", "orangefs", "pvfs2", "ocfs2", "gfs2", "vastfs"),
-        *("quobyte", "juicefs", "fuse.ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs"),
-        *("fuse.juicefs", "fuse.quobyte", "fuse.s3fs", "fuse.gcsfuse", "fuse.lustre", "fuse.weka"),
-    }
-)
-"""What several hosts may have mounted: there one host's repair is another host's fault
-(pytorch/pytorch#173679)."""
 
 
 class User(Value):

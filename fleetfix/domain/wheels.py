@@ -126,6 +126,8 @@ class Place(Value):
     by: str | None = None
     used_by: tuple[str, ...] = ()
     """The live jobs that map it, e.g. `job 4211 of alice`."""
+    filesystems: tuple[str, ...] = ()
+    """The types of the file systems that it lies on."""
 
 
 class Audit(Value):

@@ -27,3 +27,11 @@ def filesystem_of(path, table):
         if inside and len(point) >= len(best):
             best, kind = point, type_
     return kind
+
+
+def kinds_of(paths, table):
+    """The types of the file systems that these folders, and all that is mounted below them, lie on."""
+    found = {filesystem_of(path, table) for path in paths}
+    for point, kind in table:
+        found.update({kind} if any(point.startswith(path + "/") for path in paths) else ())
+    return sorted(found)

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 
-from fleetfix.remote import dists, environments, holds, parts, tree
+from fleetfix.remote import dists, environments, holds, mounts, parts, tree
 from fleetfix.remote.api import Refusal, read, write
 
 LARGEST_REPLY = 60 * 1024
@@ -32,6 +32,8 @@ def audit(ctx, venv, purge=(), cuda=None):
     found["env"]["used_by"] = where.get("used_by", [])
     if where["kind"] != "venv":
         return found
+    real = [where["path"], *(os.path.realpath(site) for site in where["site"])]
+    found["env"]["filesystems"] = mounts.kinds_of(real, mounts.table())
     environment = parts.environment_at(ctx, where)
     found.update(examine(environment, {dists.normal(name) for name in purge}))
     found["rights"] = os.geteuid() in (0, where["uid"])

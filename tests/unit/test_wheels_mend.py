@@ -18,7 +18,7 @@ import pytest
 
 from fleetfix.actions.cuda_wheels import CudaWheels
 from fleetfix.actions.wheel_parts import WheelParts
-from fleetfix.remote import dists, environments, holds, jobs, parts, sources, tree, wheels
+from fleetfix.remote import dists, environments, holds, jobs, mounts, parts, sources, tree, wheels
 from fleetfix.remote.api import Refusal
 from tests.wheelhouse import CLEAN, OTHER, PURGE, UV, Host, Venv, house, nccl, snapshot, wheel
 
@@ -441,6 +441,16 @@ def test_everything_is_made_as_the_owner(tmp_path_factory, caches, files, monkey
         assert snapshot(venv.path, times=True) == before
     finally:
         shutil.rmtree(base)
+
+
+def test_an_environment_on_a_shared_file_system_is_blocked(tmp_path, caches, files, host, monkeypatch):
+    venv = made("pip", tmp_path, caches, files)
+    own = [("/", "ext4"), (str(venv.path / "lib"), "nfs4")]
+    monkeypatch.setattr(mounts, "table", lambda: own)
+    for action in actions(venv, files):
+        assert "is on nfs4, which other hosts may use too" in host.plan(action).blocked
+    own[1] = (str(tmp_path / "elsewhere"), "nfs4")
+    assert host.plan(actions(venv, files)[0]).changes
 
 
 def test_listed_names_go_though_somebody_asked_for_them(tmp_path, caches, files, host):
