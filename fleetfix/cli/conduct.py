@@ -166,7 +166,10 @@ async def _run(
         hosts = HostSet(host.name for host in state.hosts.values() if host.pending and not host.finished)
         question = consent.Question("go on with", hosts, above=ask_above or 0)
         show.question(state, question.text)
-        return await consent.answered(question, interrupts.more_than(0))
+        agreed = await consent.answered(question, interrupts.more_than(0))
+        if not agreed:
+            show.say("")  # ^C leaves the cursor behind the question
+        return agreed
 
     with heard(interrupts.interrupt):
         return await run_fleet(
@@ -201,7 +204,7 @@ class Show:
     def say(self, text: str) -> None:
         """Say a line that is no event; JSON has no place for it."""
         if not self._json:
-            self._out.line(text)
+            self._errors.line(text)
 
     def close(self) -> None:
         self._out.close()

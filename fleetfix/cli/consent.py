@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import sys
+import termios
+from collections.abc import Awaitable
 
 from fleetfix.errors import UsageError
 from fleetfix.hostset import HostSet
@@ -15,20 +20,25 @@ def at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def require(what: str, hosts: HostSet, *, yes: bool, yes_hosts: int | None, above: int) -> None:
-    """Go on only with the operator's word; UsageError without it.
+def required(what: str, hosts: HostSet, *, yes: bool, yes_hosts: int | None, above: int) -> bool:
+    """Whether the operator is still to be asked; UsageError where nobody is there to say yes.
 
     Above so many hosts `--yes` alone is not enough: their number must be given or typed.
     """
     if yes_hosts is not None:
         _require_number(yes_hosts, hosts)
-    elif len(hosts) > above and (yes or not at_terminal()):
+        return False
+    if len(hosts) > above and (yes or not at_terminal()):
         raise UsageError(
             f"{what} would go to {len(hosts)} hosts: {fold(hosts)}",
             hint=f"say that you mean it: --yes-hosts {len(hosts)}",
         )
-    elif not yes:
-        _ask(what, hosts, above)
+    if not yes and not at_terminal():
+        raise UsageError(
+            f"{what} on {count(len(hosts), 'host')} needs a yes, and nobody is at a terminal to say it",
+            hint="--yes, or --dry-run to see the plan",
+        )
+    return not yes
 
 
 def _require_number(given: int, hosts: HostSet) -> None:
@@ -39,21 +49,53 @@ def _require_number(given: int, hosts: HostSet) -> None:
         )
 
 
-def _ask(what: str, hosts: HostSet, above: int) -> None:
-    if not at_terminal():
-        raise UsageError(
-            f"{what} on {count(len(hosts), 'host')} needs a yes, and nobody is at a terminal to say it",
-            hint="--yes, or --dry-run to see the plan",
-        )
-    where = f"{what} on {count(len(hosts), 'host')} {fold(hosts)}?"
-    if len(hosts) > above:
-        agreed = _answer(f"{where} type the number of hosts: ") == str(len(hosts))
-    else:
-        agreed = _answer(f"{where} [y/N] ").lower() in ("y", "yes")
-    if not agreed:
-        raise UsageError("not confirmed; nothing was done")
+class Question:
+    """One question on some hosts: yes or no, or their number where they are many."""
+
+    def __init__(self, what: str, hosts: HostSet, *, above: int) -> None:
+        self._number = str(len(hosts)) if len(hosts) > above else ""
+        end = "type the number of hosts: " if self._number else "[y/N] "
+        self.text = f"{what} {count(len(hosts), 'host')} {fold(hosts)}? {end}"
+
+    def agreed(self, answer: str) -> bool:
+        said = answer.strip().lower()
+        return said == self._number if self._number else said in ("y", "yes")
 
 
-def _answer(question: str) -> str:
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip()
+def ask(question: Question) -> bool:
+    """Ask at the terminal, and wait for the answer."""
+    print(question.text, end="", file=sys.stderr, flush=True)
+    _forget_typed()
+    return question.agreed(sys.stdin.readline())
+
+
+async def answered(question: Question, interrupted: Awaitable[object]) -> bool:
+    """Wait for the answer while the event loop goes on; an interrupt says no."""
+    _forget_typed()
+    answer = asyncio.ensure_future(_typed())
+    stop = asyncio.ensure_future(interrupted)
+    try:
+        await asyncio.wait({answer, stop}, return_when=asyncio.FIRST_COMPLETED)
+        return not stop.done() and question.agreed(answer.result())
+    finally:
+        answer.cancel()
+        stop.cancel()
+
+
+async def _typed() -> str:
+    """One line from the terminal, read where it is there: a thread that waits could not be ended."""
+    loop = asyncio.get_running_loop()
+    number = sys.stdin.fileno()
+    ready = asyncio.Event()
+    loop.add_reader(number, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(number)
+    return os.read(number, 4096).decode(errors="replace")
+
+
+def _forget_typed() -> None:
+    """What was typed before the question was asked is no answer to it."""
+    with contextlib.suppress(OSError, ValueError, termios.error):
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

@@ -57,5 +57,6 @@ MaxUnreachable = Annotated[
     typer.Option("--max-unreachable", metavar="SHARE", help="Hosts that may be unreachable or blocked."),
 ]
 Diff = Annotated[bool, typer.Option("--diff", "-D", help="Show what each change makes of what.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, and nothing else.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in journal and ledger.")]

@@ -15,9 +15,10 @@ def rollback(
     inventory: options.InventoryFile = None,
     forks: options.Forks = None,
     reason: options.Reason = "",
+    yes: options.Yes = False,
     json: options.Json = False,
 ) -> int:
     """Undo what a run did, newest change first. Works from any machine that reaches the hosts."""
     from fleetfix.cli.going_back import Return, go_back
 
-    return go_back(Return(run, tuple(hosts) if hosts else None, inventory, forks or 64, reason, json))
+    return go_back(Return(run, tuple(hosts) if hosts else None, inventory, forks or 64, reason, json, yes))

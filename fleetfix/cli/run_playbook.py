@@ -28,7 +28,7 @@ def run(
     batch: options.Batch = None,
     max_failures: options.MaxFailures = None,
     max_unreachable: options.MaxUnreachable = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: options.Yes = False,
     yes_hosts: Annotated[
         int | None, typer.Option("--yes-hosts", metavar="N", min=1, help="Do not ask, if it is N hosts.")
     ] = None,

@@ -113,7 +113,7 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint) -> Iter
         case StepFinished():
             yield _step_finished(event, paint)
         case HostSaid():
-            yield f"  {event.step}: {one_line(event.text)}"
+            yield f"  {event.step}: {one_line(event.text)}" if event.step else one_line(event.text)
         case RollbackStarted():
             yield f"{paint('warn', 'going back')}: {one_line(event.reason)}"
         case ChangeUndone():

@@ -49,7 +49,8 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
         case WaveStarted():
             return paint("strong", f"{event.name}: {counted(HostSet(event.hosts))}")
         case RunHalted():
-            return paint("bad", f"halted: {one_line(event.reason)}; no further host is started")
+            end = "nothing was changed" if not state.waves else "no further host is started"
+            return paint("bad", f"halted: {one_line(event.reason)}; {end}")
         case RunInterrupted():
             return paint("warn", interrupted(event.signal, event.times))
         case HostFinished():
@@ -62,7 +63,8 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
             StepStarted() | StepWaited() | ChangeStarted() | ChangeFinished() | StepFinished() | HostSaid()
         ):
             words = _in_step(event, paint)
-            return f"{event.host} {event.step}: {words}" if words else None
+            where = f"{event.host} {event.step}".rstrip()
+            return f"{where}: {words}" if words else None
         case _:
             return None
 
@@ -132,11 +134,18 @@ class Lines:
         self._failed: dict[tuple[str, str], str] = {}
         self._planned = 0
         self._told_at = 0.0
+        self._plan_shown = False
+
+    def plan(self, state: RunState) -> None:
+        """Show the folded plan; once, whoever asks first."""
+        if not self._plan_shown:
+            self._plan_shown = True
+            self._out.line(plan_text(state, diff=self._diff, paint=self._paint))
 
     def see(self, record: Record, state: RunState) -> None:
         event = record.event
-        if isinstance(event, WaveStarted) and len(state.waves) == 1:
-            self._out.line(plan_text(state, diff=self._diff, paint=self._paint))
+        if isinstance(event, WaveStarted):
+            self.plan(state)
         if isinstance(event, HostPlanned):
             self._progress(record, state)
         elif not self._too_much(record) and (line := line_of(record, state, self._paint)):

@@ -25,10 +25,14 @@ class Out:
 
     def line(self, text: str) -> None:
         """Write a line soon."""
+        self.words(text + "\n")
+
+    def words(self, text: str) -> None:
+        """Write a part of a line soon."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._write, daemon=True)
             self._thread.start()
-        self._lines.put(text + "\n")
+        self._lines.put(text)
 
     def close(self) -> None:
         """Wait until everything is written, a stuck reader for a few seconds only."""

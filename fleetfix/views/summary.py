@@ -24,6 +24,9 @@ WORST_FIRST: tuple[Outcome, ...] = (
 MESSAGES = 10
 """Distinct messages that are shown; a screen has 24 lines."""
 
+NOT_CONFIRMED = "not confirmed"
+"""The reason of a halt where the operator saw the plan and said no."""
+
 SPEEDS = 4
 """Lines of measured speeds; where hosts differ more they are folded into one median and its range."""
 
@@ -63,9 +66,13 @@ def last_line(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
     """`run ID: 3 changed, 1 ok · 42 s · exit 0`."""
     counts = tally(_tally(state), paint)
     took = f" · {duration(state.ended_at - state.began_at)}" if state.ended_at else ""
-    meaning = f" ({MEANINGS[code]})" if code in MEANINGS else ""
+    meaning = f" ({_meaning(state, code)})" if code in MEANINGS else ""
     ended = paint("good" if code == 0 else "bad", f"exit {code}")
     return f"run {state.run}: {counts}{took} · {ended}{meaning}"
+
+
+def _meaning(state: RunState, code: int) -> str:
+    return state.halted if code == 3 and state.halted == NOT_CONFIRMED else MEANINGS[code]
 
 
 def tally(counts: dict[str, int], paint: Paint = PLAIN) -> str:

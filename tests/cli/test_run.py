@@ -6,7 +6,9 @@ import asyncio
 import io
 import json
 import os
+import pty
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,33 +123,62 @@ def test_patterns_that_are_given_twice_are_taken_together(fleetfix: Line, fleet:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    typed = io.StringIO()
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """At a terminal, where these lines are typed one after the other; then its end."""
+    typed: list[str] = []
+
+    async def line() -> str:
+        return typed.pop(0) if typed else ""
+
     monkeypatch.setattr(consent, "at_terminal", lambda: True)
-    monkeypatch.setattr("sys.stdin", typed)
+    monkeypatch.setattr(consent, "_typed", line)
     return typed
 
 
 @pytest.mark.parametrize(
     ("typed", "runs"), [("y\n", True), ("YES\n", True), ("\n", False), ("", False), ("no\n", False)]
 )
-def test_at_a_terminal_a_run_is_asked_for(
-    typed: str, runs: bool, answers: io.StringIO, fleetfix: Line, fleet: Fleet
+def test_at_a_terminal_a_run_is_asked_for_with_its_plan_and_before_any_change(
+    typed: str, runs: bool, answers: list[str], fleetfix: Line, fleet: Fleet
 ) -> None:
-    answers.write(typed)
-    answers.seek(0)
+    fleet["gpu04"].world.update(left=True, right=True)
+    answers.append(typed)
     with fleet:
         result = fleetfix("run", *LAMPS, *ALL)
-    assert "run lamps on 4 hosts gpu[01-04]? [y/N]" in result.err
-    assert result.code == (0 if runs else 1)
-    assert (fleet["gpu01"].opened > 0) == runs
+    plan, question = result.err.index("plan: lamps on gpu[01-04]"), result.err.index("go on with")
+    assert plan < result.err.index("run `light left`") < question
+    assert "go on with 3 hosts gpu[01-03]? [y/N] " in result.err
+    assert result.err.count("plan: ") == 1
+    assert result.code == (0 if runs else 3)
+    assert bool(fleet["gpu01"].runs("do")) == runs
+    if not runs:
+        assert "not_started      gpu[01-03] (3)" in result.out
+        assert result.out.splitlines()[-1].endswith("exit 3 (not confirmed)")
+        assert "halted: not confirmed; nothing was changed" in result.err
+
+
+def test_where_nothing_is_to_do_nobody_is_asked(answers: list[str], fleetfix: Line, fleet: Fleet) -> None:
+    for host in fleet.hosts.values():
+        host.world.update(left=True, right=True)
+    with fleet:
+        result = fleetfix("run", *LAMPS, *ALL)
+    assert (result.code, "go on with" in result.err) == (0, False)
+
+
+def test_json_at_a_terminal_asks_on_stderr(answers: list[str], fleetfix: Line, fleet: Fleet) -> None:
+    answers.append("y\n")
+    with fleet:
+        result = fleetfix("run", *LAMPS, *ALL, "--json")
+    assert result.code == 0
+    assert "plan: lamps" in result.err
+    assert all(json.loads(line) for line in result.out.splitlines())
 
 
 @pytest.mark.parametrize(
     ("words", "typed", "code"),
     [
         ((), "4\n", 0),
-        ((), "y\n", 1),
+        ((), "y\n", 3),
         (("--yes",), "", 1),
         (("--yes-hosts", "4"), "", 0),
         (("--yes", "--yes-hosts", "4"), "", 0),
@@ -158,7 +189,7 @@ def test_above_the_limit_the_number_of_hosts_must_be_said(
     words: tuple[str, ...],
     typed: str,
     code: int,
-    answers: io.StringIO,
+    answers: list[str],
     fleetfix: Line,
     fleet: Fleet,
     place: Path,
@@ -166,11 +197,66 @@ def test_above_the_limit_the_number_of_hosts_must_be_said(
     config = place / "home" / ".config" / "fleetfix" / "config.toml"
     config.parent.mkdir(parents=True)
     config.write_text("confirm_above = 3\n")
-    answers.write(typed)
-    answers.seek(0)
+    answers.append(typed)
     with fleet:
         assert fleetfix("run", *LAMPS, *ALL, *words).code == code
-    assert (fleet["gpu01"].opened > 0) == (code == 0)
+    assert (fleet["gpu01"].opened > 0) == (code != 1)
+    assert bool(fleet["gpu01"].runs("do")) == (code == 0)
+
+
+@pytest.mark.parametrize(("typed", "undone"), [("y\n", True), ("\n", False), ("", False)])
+def test_a_rollback_at_a_terminal_is_asked_for(
+    typed: str, undone: bool, fleetfix: Line, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, "--hosts", "@front", "--yes")
+        monkeypatch.setattr(consent, "at_terminal", lambda: True)
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        back = fleetfix("rollback", "last")
+        assert back.code == (0 if undone else 1)
+        assert f"undo run {done.run} on 2 hosts gpu[01-02]? [y/N] " in back.err
+        assert "gpu[01-02] (2): undo: run `light left`" in back.err
+        assert fleet["gpu01"].world["left"] is not undone
+        again = fleetfix("rollback", "last", "--yes")
+        assert (again.code, "[y/N]" in again.err) == (0, False)
+    assert fleet["gpu01"].world["left"] is False
+
+
+def at_a_real_terminal(place: Path, typed: bytes, *words: str) -> tuple[int, str]:
+    """Run fleetfix on a terminal of its own and type this at its question."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "fleetfix", *words])
+    shown = b""
+    while True:
+        try:
+            data = os.read(terminal, 4096)
+        except OSError:
+            break
+        if not data:
+            break
+        shown += data
+        if typed and b"[y/N] " in shown:
+            os.write(terminal, typed)
+            typed = b""
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "changed"),
+    [(b"y\n", 0, True), (b"n\n", 3, False), (b"\x03", 3, False), (b"\x04", 3, False)],
+)
+def test_on_a_real_terminal_yes_is_yes_and_all_else_is_no(
+    typed: bytes, code: int, changed: bool, place: Path
+) -> None:
+    (place / "mark.yaml").write_text(
+        "name: mark\nsteps:\n  - id: mark\n"
+        f"    command: {{argv: [touch, {place}/mark], check: [test, -e, {place}/mark]}}\n"
+    )
+    (place / "here.yaml").write_text("hosts:\n  here: {transport: local}\n")
+    ended, shown = at_a_real_terminal(place, typed, "run", "./mark.yaml", "-i", "here.yaml", "-l", "here")
+    assert (ended, (place / "mark").exists()) == (code, changed), shown
 
 
 def test_a_wrong_configuration_is_told_with_its_file(fleetfix: Line, place: Path) -> None:
@@ -334,15 +420,17 @@ def test_a_second_signal_cancels_what_runs(fleetfix: Line, fleet: Fleet) -> None
 def test_an_interrupt_at_the_question_does_nothing(
     fleetfix: Line, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(question: str) -> str:
-        raise KeyboardInterrupt(question)
+    async def interrupt() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(30)
+        return "y"
 
     monkeypatch.setattr(consent, "at_terminal", lambda: True)
-    monkeypatch.setattr(consent, "_answer", interrupt)
+    monkeypatch.setattr(consent, "_typed", interrupt)
     with fleet:
         result = fleetfix("run", *LAMPS, *ALL)
-    assert result.code == 130
-    assert all(host.opened == 0 for host in fleet.hosts.values())
+    assert result.code == 3
+    assert all(host.runs("do") == [] for host in fleet.hosts.values())
 
 
 def test_signals_mean_what_they_did_before_once_the_run_is_over(fleetfix: Line, fleet: Fleet) -> None:
