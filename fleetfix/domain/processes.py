@@ -34,7 +34,7 @@ class GpuJob(Value):
     unreadable: bool = False
     cwd_gone: bool = False
     rank_of: int | None = None
-    """World size, where these are workers whose agent (torchrun) is gone."""
+    """World size, where this is a worker with no agent (torchrun) above it."""
     uv_run: str | None = None
     runner: bool = False
 
@@ -132,7 +132,8 @@ def _unrepeatable(targets: Sequence[GpuJob]) -> Iterator[str]:
         if job.cwd_gone:
             yield f"{job} could not be started again: its working directory is gone"
         if job.rank_of is not None and job.rank_of > 1:
-            yield f"{job} could not be started again: its agent is gone, and {job.rank_of} workers need one"
+            size = job.rank_of
+            yield f"{job} could not be started again: no agent is above it, and {size} workers need one"
         if job.uv_run:
             yield f"{job} runs by `{job.uv_run}`, which installs its lock file again: add --no-sync to it"
 

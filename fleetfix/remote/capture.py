@@ -23,6 +23,15 @@ PER_RANK = re.compile(
     r"^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
     r"|ROLE_.*|TORCHELASTIC_.*)$"
 )
+# What differs with the session or the start that a process came from, and not with what it does.
+OF_SESSION = re.compile(
+    r"^(_|SHLVL|PWD|OLDPWD|TERM|TERM_.*|COLUMNS|LINES|SSH_.*|XDG_.*|TMUX.*|STY|WINDOW|WINDOWID|DBUS_.*|DISPLAY"
+    r"|LS_COLORS|SUDO_.*|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_.*|NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*|MANAGERPID)$"
+)
+# Which of several equal processes it is: what it may use, and which rank it has.
+SELECTS = re.compile(
+    r"^(CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES|.*_RANK|SLURM_PROCID)$|" + PER_RANK.pattern
+)
 KEPT_IGNORED = (1, 2, 3)  # HUP (nohup), INT and QUIT (a background job of a script)
 TAIL = 256 * 1024
 STEP = re.compile(
@@ -142,6 +151,20 @@ def without_rank(environ):
     if not environ or "TORCHELASTIC_RUN_ID" not in environ:
         return environ
     return {name: value for name, value in environ.items() if not PER_RANK.match(name)}
+
+
+def same_environ(one, other, whole):
+    """Whether two environments are of one job: `whole`, or only in what tells it from its like."""
+    chosen = [
+        {k: v for k, v in each.items() if (not OF_SESSION.match(k) if whole else SELECTS.match(k))}
+        for each in (one, other)
+    ]
+    return chosen[0] == chosen[1]
+
+
+def look_alike(one, other):
+    """Whether two entries are of one user's one command in one folder and of one unit."""
+    return all(one[name] == other[name] for name in ("uid", "argv", "cwd", "unit"))
 
 
 def program_of(pid, argv, environ):

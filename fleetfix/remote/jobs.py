@@ -8,8 +8,7 @@ import stat
 from fleetfix.remote import capture, ending, launch, procs, units
 from fleetfix.remote.api import Refusal, all_processes, descendants, read, stat_of, user_name
 
-# Which GPUs a process is told to use: two jobs with one command line may differ only in this.
-SELECTS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 CONFIGS = (".toml", ".yaml", ".yml", ".json")
 FROM_ZERO = "from-zero.json"
 
@@ -196,7 +195,6 @@ def found(ctx):
 def _reduced(job, own):
     environ = procs.environ_of(job["pid"])
     tree = ending.tree_of(job)
-    agentless = "TORCHELASTIC_RUN_ID" in (environ or {})
     kept = ("pid", "start", "uid", "user", "environments", "gpus", "orphan", "scheduler", "unit")
     reduced = {name: job[name] for name in (*kept, "user_unit", "inside", "container")}
     reduced.update(
@@ -207,11 +205,25 @@ def _reduced(job, own):
         shell=job["above"]["pid"] if procs.interactive_shell(job["above"]["argv"]) else None,
         unreadable=not environ or not capture.program_of(job["pid"], job["argv"], environ),
         cwd_gone=(job["cwd"] or "").endswith(" (deleted)"),
-        rank_of=int(environ.get("WORLD_SIZE", "1") or 1) if agentless else None,
+        rank_of=rank_of(job, environ or {}),
         uv_run=_uv_run(tree, environ or {}),
         runner=any(pid in own for pid, _ in tree),
     )
     return reduced
+
+
+def rank_of(job, environ):
+    """World size of a job that is one of its workers, with no agent above it; else None.
+
+    One that torchrun started (its launcher is gone), or one that was started by hand as a rank: it holds
+    the GPU itself. A torchrun that is given WORLD_SIZE holds none.
+    """
+    sizes = [environ[name] for name in WORLD_SIZES if environ.get(name, "").isdigit()]
+    size = int(sizes[0]) if sizes else 1
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return size
+    worker = not job["holders"] or job["pid"] in dict(job["holders"])
+    return size if worker and size > 1 else None
 
 
 def _uv_run(tree, environ):
@@ -240,7 +252,7 @@ def state(ctx, step):
     live = live_job(ctx)
     here = {"pid": live["pid"], "argv": procs.shown(live["argv"])[:8]} if live else None
     return {
-        "captured": [_fate(ctx, index, entry) for index, entry in enumerate(entries["jobs"])],
+        "captured": _fates(ctx, entries["jobs"]),
         "orphans": len(entries["orphans"]),
         "current": here,
         "started": [_progress(record) for record in records(ctx)],
@@ -248,15 +260,22 @@ def state(ctx, step):
     }
 
 
-def _fate(ctx, index, entry):
-    launch.wait_for_starter(os.path.join(ctx.state, "job"), index)
-    return {
-        "argv": procs.shown(entry["argv"])[:8],
-        "user": user_name(entry["uid"]),
-        "alive": running(ctx, index, entry) is not None,
-        "unit": entry["unit"],
-        "steps_seen": entry["steps_seen"],
-    }
+def _fates(ctx, entries):
+    taken, fates = set(), []
+    for index, entry in enumerate(entries):
+        launch.wait_for_starter(os.path.join(ctx.state, "job"), index)
+        found = running(ctx, index, entries, taken)
+        taken.update(found[:1] if found else ())
+        fates.append(
+            {
+                "argv": procs.shown(entry["argv"])[:8],
+                "user": user_name(entry["uid"]),
+                "alive": found is not None,
+                "unit": entry["unit"],
+                "steps_seen": entry["steps_seen"],
+            }
+        )
+    return fates
 
 
 def _progress(record):
@@ -274,25 +293,39 @@ def stopped_from_zero(ctx):
     return launch.load(os.path.join(ctx.state, "job", FROM_ZERO)) if ctx.state else None
 
 
-def running(ctx, index, entry):
-    """(pid, start) of the process that is this job now, whoever started it, or None."""
-    record = launch.record_of(os.path.join(ctx.state, "job"), index)
-    for one in (record, entry):
-        if one and one.get("pid") and launch.runs(one):
-            return one["pid"], one["start"]
+def running(ctx, index, entries, taken=()):
+    """(pid, start) of the process that is the job with this number now, whoever started it, or None.
+
+    `taken` are pids that were found to be earlier ones of these entries.
+    """
+    entry = entries[index]
+    known = [_known(ctx, number, one) for number, one in enumerate(entries)]
+    if known[index]:
+        return known[index]
     main = units.main_pid(entry["unit"]) if entry["unit"] else None
     if main and stat_of(main):
         return main, stat_of(main)[2]
-    for pid in sorted(ending.pids()):
-        if _is_it(pid, entry):
+    others = {*taken, *(one[0] for one in known if one)}
+    twins = sum(capture.look_alike(entry, one) for one in entries) > 1
+    for pid in sorted(ending.pids() - others):
+        if _is_it(pid, entry, twins):
             return pid, (stat_of(pid) or (None, 0, 0))[2]
     return None
 
 
-def _is_it(pid, entry):
+def _known(ctx, index, entry):
+    record = launch.record_of(os.path.join(ctx.state, "job"), index)
+    for one in (record, entry):
+        if one and one.get("pid") and launch.runs(one):
+            return one["pid"], one["start"]
+    return None
+
+
+def _is_it(pid, entry, twins):
+    """Whether a process is this job; where it has `twins`, in every variable, else it may be another's."""
     if procs.argv_of(pid) != entry["argv"] or procs.uid_of(pid) != entry["uid"]:
         return False
-    environ = procs.environ_of(pid) or entry["environ"]
-    same = all(environ.get(name) == entry["environ"].get(name) for name in SELECTS)
+    environ = capture.without_rank(procs.environ_of(pid)) or entry["environ"]
+    same = capture.same_environ(environ, entry["environ"], twins)
     stat = stat_of(pid)
     return same and procs.link(pid, "cwd") == entry["cwd"] and stat is not None and stat[0] not in "ZX"

@@ -52,6 +52,17 @@ def _refuse_unfit(targets):
                 "%s's job %d runs inside %s" % (job["user"], job["pid"], job["inside"]),
                 "end it there, or start it apart from that",
             )
+        _refuse_rank(job)
+
+
+def _refuse_rank(job):
+    size = jobs.rank_of(job, procs.environ_of(job["pid"]) or {})
+    if size is not None and size > 1 and not job["orphan"]:
+        raise Refusal(
+            "blocked",
+            "%s's job %d is one of %d workers, and no agent is above it" % (job["user"], job["pid"], size),
+            "nothing would start them together again: end it by hand",
+        )
 
 
 def _targets(asked):
@@ -67,18 +78,26 @@ def _seen_of(job):
 
 
 def _merged(ctx, entries):
-    """These entries after those of an earlier attempt; the same job stays as it was seen first."""
+    """These entries after those of an earlier attempt; the same job stays as it was seen first.
+
+    Within one attempt each process is a job of its own, however equal: ranks differ in a variable only.
+    An earlier one is matched once, and first by its whole environment.
+    """
     before = capture.of_step(ctx, ctx.step)
     kept = list(before["jobs"]) if before else []
-    for entry in entries:
-        if _identity(entry) not in [_identity(one) for one in kept]:
-            kept.append(entry)
-    return kept
+    free, new = list(kept), list(entries)
+    for whole in (True, False):
+        new = [entry for entry in new if not _matched(entry, free, whole)]
+    return kept + new
 
 
-def _identity(entry):
-    chosen = [entry["environ"].get(name) for name in jobs.SELECTS]
-    return [entry["uid"], entry["argv"], entry["cwd"], chosen, entry["unit"]]
+def _matched(entry, free, whole):
+    for place, one in enumerate(free):
+        alike = capture.look_alike(one, entry)
+        if alike and capture.same_environ(one["environ"], entry["environ"], whole):
+            del free[place]
+            return True
+    return False
 
 
 def _end_all(ctx, trees, grace):
@@ -145,8 +164,8 @@ def _start_all(ctx, entries, by, extra):
     started, already, notes = [], [], []
     for index, entry in enumerate(entries):
 
-        def there(index=index, entry=entry):
-            return jobs.running(ctx, index, entry)
+        def there(index=index):
+            return jobs.running(ctx, index, entries, started + already)
 
         if entry["unit"]:
             found = there()

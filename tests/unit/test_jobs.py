@@ -691,6 +691,71 @@ def test_what_stands_against_starting_a_job_again_is_found(host: GpuHost) -> Non
     assert job["processes"] == 3
 
 
+def ranks(host: GpuHost, count: int, **names: str) -> list[int]:
+    """Processes of one command line that differ in variables alone, by N, their number."""
+    options = host.options(host.environment(), 0)
+    argv = host.argv(host.environment(), options)
+    how = [
+        {name: value.replace("N", str(number)) for name, value in names.items()} for number in range(count)
+    ]
+    pids = [host.start(argv, env).pid for env in how]
+    host.wait(lambda: {one["pid"] for one in procs.jobs_here()[1]} >= set(pids))
+    return pids
+
+
+def test_ranks_that_differ_in_one_variable_are_each_a_job(host: GpuHost) -> None:
+    pids = ranks(host, 4, SHARD="N")
+    relaunch.stop(host.context("stop"), [target(pid) for pid in pids], 2.0)
+    assert host.marked() == []
+    entries = jobs.captured(host.context(), "stop")["jobs"]
+    assert sorted(entry["environ"]["SHARD"] for entry in entries) == ["0", "1", "2", "3"]
+    answer = relaunch.start(host.context("train"), "stop")
+    assert len(answer["started"]) == 4
+    assert sorted(host.marked()) == sorted(answer["started"])
+    assert all(one["alive"] for one in jobs.state(host.context("train"), "stop")["captured"])
+    os.kill(answer["started"][2], signal.SIGKILL)
+    host.wait(lambda: len(host.marked()) == 3)
+    alive_now = [one["alive"] for one in jobs.state(host.context("train"), "stop")["captured"]]
+    assert alive_now == [True, True, False, True]
+    assert len(relaunch.start(host.context("train"), "stop")["started"]) == 1
+
+
+def test_jobs_that_differ_in_nothing_are_each_a_job(host: GpuHost) -> None:
+    pids = ranks(host, 2, SHARD="0")
+    relaunch.stop(host.context("stop"), [target(pid) for pid in pids], 2.0)
+    assert len(jobs.captured(host.context(), "stop")["jobs"]) == 2
+    assert len(relaunch.start(host.context("train"), "stop")["started"]) == 2
+    assert len(host.marked()) == 2
+
+
+def test_a_second_attempt_at_a_stop_counts_no_job_twice(host: GpuHost) -> None:
+    pids = ranks(host, 2, SHARD="N")
+    relaunch.stop(host.context("stop"), [target(pid) for pid in pids], 2.0)
+    again = ranks(host, 2, SHARD="N", SSH_TTY="/dev/pts/N")
+    relaunch.stop(host.context("stop"), [target(pid) for pid in again], 2.0)
+    entries = jobs.captured(host.context(), "stop")["jobs"]
+    assert sorted(entry["environ"]["SHARD"] for entry in entries) == ["0", "1"]
+
+
+def test_a_rank_without_an_agent_is_not_stopped(host: GpuHost) -> None:
+    pids = ranks(host, 2, RANK="N", WORLD_SIZE="2")
+    found = [one for one in jobs.found(host.context())["jobs"] if one["pid"] in pids]
+    assert [one["rank_of"] for one in found] == [2, 2]
+    with pytest.raises(Refusal, match="one of 2 workers, and no agent is above it") as no:
+        relaunch.stop(host.context("stop"), [target(pid) for pid in pids], 2.0)
+    assert no.value.kind == "blocked"
+    assert sorted(host.marked()) == sorted(pids)
+
+
+def test_an_agent_that_is_told_the_world_size_is_no_rank(host: GpuHost) -> None:
+    ready = host.path("ready")
+    spawns = [host.options(host.environment(), 0, dump=str(ready))]
+    agent = host.start(host.argv(host.environment(), {"spawns": spawns}), {"RANK": "0", "WORLD_SIZE": "2"})
+    host.wait(ready.exists)
+    (found,) = [one for one in jobs.found(host.context())["jobs"] if one["pid"] == agent.pid]
+    assert found["rank_of"] is None
+
+
 @pytest.mark.parametrize(
     ("line", "steps"),
     [

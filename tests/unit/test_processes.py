@@ -105,7 +105,7 @@ def test_only_the_owners_job_is_stopped(owner: int, users: list[int], blocked: i
         ({"runner": True}, "holds this session itself"),
         ({"unreadable": True}, "cannot be read"),
         ({"cwd_gone": True}, "working directory is gone"),
-        ({"rank_of": 8}, "its agent is gone"),
+        ({"rank_of": 8}, "no agent is above it, and 8 workers need one"),
         ({"uv_run": "uv run train.py"}, "add --no-sync"),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_job_inside_somebodys_unit_is_not_that_unit(
     assert (job["unit"], job["inside"]) == (None, "unit train.service")
     (found,) = [one for one in jobs.found(host.context())["jobs"] if one["pid"] == other]
     assert found["inside"] == "unit train.service"
-    with pytest.raises(Refusal, match="runs inside unit train.service") as no:
+    with pytest.raises(Refusal, match=r"runs inside unit train\.service") as no:
         relaunch.stop(host.context("stop"), [target(job)], 1.0)
     assert no.value.kind == "blocked"
     assert not host.gone(other)
