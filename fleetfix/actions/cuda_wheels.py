@@ -46,7 +46,7 @@ class CudaWheels(Action[WheelFacts]):
         if found.empty:
             return Plan(notes=found.notes)
         blocked = _no_room(facts) if staged else _not_staged(facts, found)
-        blocked = blocked or (None if stopped else _in_use(facts))
+        blocked = facts.stuck or blocked or (None if stopped else _in_use(facts))
         if blocked:
             return Plan(blocked=blocked, notes=found.notes)
         return Plan(changes=(self._change(facts, found),), notes=found.notes)

@@ -44,6 +44,8 @@ class WheelFacts(Value):
     """Bytes free in the file system of the environment."""
     room: int = 0
     """Bytes free where parts are staged."""
+    stuck: str | None = None
+    """Why what is to be changed cannot be, whatever parts there are."""
     failure: str | None = None
 
 
@@ -67,14 +69,15 @@ def look(
     (reply,) = yield (audit_read(venv, purge),)
     audit, failure = audit_of(reply)
     found = cure(audit, cuda, purge)
-    if failure or found.blocked or not found.repair:
+    if failure or found.blocked or found.empty:
         return WheelFacts(audit=audit, failure=failure)
     args = {**targets(venv, found), "wheelhouse": wheelhouse, "quick": quick}
     (reply,) = yield (Read(function="parts.find", args=args, timeout=AUDIT_SECONDS),)
     if not reply.ok or reply.value is None:
         return WheelFacts(audit=audit, failure=str(reply.failure or "the search for parts gave no answer"))
     parts = tuple(Part.model_validate(one) for one in reply.value["parts"])
-    return WheelFacts(audit=audit, parts=parts, free=reply.value["free"], room=reply.value["room"])
+    told = {key: reply.value[key] for key in ("free", "room", "stuck")}
+    return WheelFacts(audit=audit, parts=parts, **told)
 
 
 def targets(venv: str, found: Cure) -> dict[str, Json]:
@@ -105,8 +108,9 @@ class WheelParts(Action[WheelFacts]):
     def plan(self, facts: WheelFacts) -> Plan:
         """Stage what is not staged; blocked where one package has no source, or there is no room."""
         found = cure(facts.audit, self.cuda, self.purge)
-        if facts.failure or found.blocked:
-            return Plan(blocked=facts.failure or found.blocked)
+        blocked = facts.failure or found.blocked or facts.stuck
+        if blocked:
+            return Plan(blocked=blocked)
         lack = [part for part in facts.parts if not part.staged]
         if not lack:
             return Plan()

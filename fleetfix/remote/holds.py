@@ -36,8 +36,21 @@ def place(ctx, prefix, uid):
     )
 
 
+def possible(ctx, prefix):
+    """Whether there will be a place for a hold, as far as that can be said without writing."""
+    home, device = ctx.home, os.stat(prefix).st_dev
+    while not os.path.isdir(home):
+        home = os.path.dirname(home)
+    folders = [home, *_beside(prefix)]
+    return any(os.stat(one).st_dev == device and os.access(one, os.W_OK | os.X_OK) for one in folders)
+
+
 def _candidates(ctx, prefix):
     yield ctx.memory
+    yield from _beside(prefix)
+
+
+def _beside(prefix):
     above, found = os.path.dirname(prefix), []
     while above not in ("/", ""):
         found.append(above)

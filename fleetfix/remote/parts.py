@@ -10,8 +10,8 @@ import shutil
 import zipfile
 import zlib
 
-from fleetfix.remote import dists, environments, offers, sources
-from fleetfix.remote.api import Refusal, no_space, read, write
+from fleetfix.remote import dists, environments, holds, offers, sources
+from fleetfix.remote.api import Refusal, no_space, read, user_name, write
 
 SPARE = 16 << 20  # bytes left free on a file system
 
@@ -76,11 +76,12 @@ def find(ctx, venv, repair, purge, wheelhouse=None, quick=False):
     """Which source can serve each package to mend. Nothing is fetched.
 
     With `quick`, only whether the parts are staged. Returns {"parts": [{info, files, bytes, staged,
-    source, tried}], "free": bytes in the environment's file system, "room": bytes where parts go}.
+    source, tried}], "free": bytes in the environment's file system, "room": bytes where parts go,
+    "stuck": why what is to be changed cannot be}.
     """
     where = environments.resolve(ctx, venv)
     if "none" in where:
-        return {"none": where["none"], "parts": [], "free": 0, "room": 0}
+        return {"none": where["none"], "parts": [], "free": 0, "room": 0, "stuck": None}
     environment = environment_at(ctx, where)
     try:
         mend, go = environment.of(repair), environment.of(purge)
@@ -95,7 +96,43 @@ def find(ctx, venv, repair, purge, wheelhouse=None, quick=False):
     finally:
         if store is not None:
             os.close(store)
-    return {"parts": found, "free": _free(where["path"]), "room": _free(ctx.home)}
+    paths = [row[0] for row in dists.wanted(environment, mend, go)] + dists.unowned(environment, go)
+    stuck = None if holds.possible(ctx, where["path"]) else "nothing there can be written"
+    stuck = stuck or ctx.as_user(where["uid"], _stuck, where["path"], paths, gid=where["gid"])
+    return {
+        "parts": found,
+        "free": _free(where["path"]),
+        "room": _free(ctx.home),
+        "stuck": stuck and "%s cannot be changed: %s" % (where["path"], stuck),
+    }
+
+
+def _stuck(prefix, paths):
+    """Why this process, the owner, cannot replace or remove all of these; None where it can."""
+    folders = {os.path.dirname(path) for path in paths}
+    for folder in sorted({_existing(os.path.join(prefix, one)) for one in folders}):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return _why_not(folder)
+    for path in (os.path.join(prefix, one) for one in paths):
+        # What is another's could be replaced, but not be given back to them.
+        if os.geteuid() != 0 and os.path.lexists(path) and os.lstat(path).st_uid != os.geteuid():
+            return "%s belongs to %s" % (path, user_name(os.lstat(path).st_uid))
+    return None
+
+
+def _why_not(folder):
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return "%s is on a file system that is mounted read-only" % folder
+    owner = os.stat(folder).st_uid
+    if owner != os.geteuid():
+        return "%s belongs to %s" % (folder, user_name(owner))
+    return "its owner may not write in %s" % folder
+
+
+def _existing(path):
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def _find_one(store, places, dist, rows, quick):
@@ -126,9 +163,7 @@ def _find_one(store, places, dist, rows, quick):
 
 
 def _free(path):
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    info = os.statvfs(path)
+    info = os.statvfs(_existing(path))
     return info.f_bavail * info.f_frsize
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -415,14 +416,20 @@ def test_a_repair_cut_short_anywhere_is_finished_by_the_same_call(tmp_path, cach
     assert stop > 30
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act for another user")
-def test_everything_is_made_as_the_owner(tmp_path_factory, caches, files, monkeypatch):
-    import pwd
-
+@pytest.fixture
+def owner():
+    """An ordinary user who can be acted for."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to act for another user")
     try:
-        owner = pwd.getpwnam("nobody").pw_uid
+        return pwd.getpwnam("nobody").pw_uid
     except KeyError:
         pytest.skip("no user nobody here")
+
+
+@pytest.fixture
+def anothers(owner, caches, files):
+    """(environment, host): a contaminated environment of that user, where that user can enter."""
     base = Path("/var/tmp") / f"fleetfix-test-{os.getpid()}"
     base.mkdir(mode=0o755)
     try:
@@ -432,15 +439,48 @@ def test_everything_is_made_as_the_owner(tmp_path_factory, caches, files, monkey
         subprocess.run(["chown", "-Rh", str(owner), str(venv.path)], check=True)
         host = Host(base / "state")
         os.makedirs(host.home, 0o700)
-        before = snapshot(venv.path, times=True)
-        plan = mend(host, venv, files)
-        assert venv.broken() == []
-        made_by = {os.lstat(path).st_uid for path in venv.path.rglob("*")}
-        assert made_by == {owner}
-        host.undo(plan, "cuda_wheels")
-        assert snapshot(venv.path, times=True) == before
+        yield venv, host
     finally:
         shutil.rmtree(base)
+
+
+def test_everything_is_made_as_the_owner(anothers, files, owner):
+    venv, host = anothers
+    before = snapshot(venv.path, times=True)
+    plan = mend(host, venv, files)
+    assert venv.broken() == []
+    assert {os.lstat(path).st_uid for path in venv.path.rglob("*")} == {owner}
+    host.undo(plan, "cuda_wheels")
+    assert snapshot(venv.path, times=True) == before
+
+
+@pytest.mark.parametrize(
+    ("part", "whose", "mode", "said"),
+    [
+        ("nvidia/nccl/lib", 0, 0o755, "nvidia/nccl/lib belongs to root"),
+        ("nvidia/nccl/lib/libnccl.so.2", 0, 0o644, "nvidia/nccl/lib/libnccl.so.2 belongs to root"),
+        ("nvidia/nccl/lib", None, 0o555, "its owner may not write in "),
+    ],
+)
+def test_what_the_owner_cannot_change_blocks_before_anything_is_stopped(
+    part, whose, mode, said, anothers, files, owner
+):
+    venv, host = anothers
+    os.chown(venv.site / part, owner if whose is None else whose, -1)
+    (venv.site / part).chmod(mode)
+    for action in actions(venv, files):
+        assert said in host.plan(action).blocked
+
+
+def test_an_environment_that_cannot_be_written_blocks_also_where_things_only_go(
+    tmp_path, caches, files, host, monkeypatch
+):
+    venv = Venv(tmp_path / "venv", "pip", caches)
+    venv.install(*(files[name] for name in (*CLEAN, "nvidia-cublas")))
+    assert host.plan(actions(venv, files)[1]).changes
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: not mode & os.W_OK)  # mounted read-only
+    for action in actions(venv, files):
+        assert host.plan(action).blocked == f"{venv.path} cannot be changed: nothing there can be written"
 
 
 def test_an_environment_on_a_shared_file_system_is_blocked(tmp_path, caches, files, host, monkeypatch):
@@ -557,14 +597,7 @@ def test_a_wheelhouse_by_http_serves(tmp_path, caches, files, host):
     assert not list(Path("/var/tmp").glob("fleetfix-*/fetched.whl"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to fetch for another user")
-def test_the_owner_cannot_lead_what_is_fetched_astray(tmp_path, monkeypatch):
-    import pwd
-
-    try:
-        owner = pwd.getpwnam("nobody").pw_uid
-    except KeyError:
-        pytest.skip("no user nobody here")
+def test_the_owner_cannot_lead_what_is_fetched_astray(tmp_path, monkeypatch, owner):
     precious = tmp_path / "precious"
     precious.write_text("root's own")
     places = sources.Sources(Host(tmp_path / "state").context(), {"uid": owner, "path": "/nonexistent"})
