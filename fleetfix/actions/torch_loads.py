@@ -64,6 +64,12 @@ class TorchLoads(Check[LoadFacts]):
         unknown = facts.none or facts.failure
         if unknown:
             return Verdict(result="unknown", reason=unknown)
+        if (
+            facts.audit.torch is None
+            and facts.audit.env
+            and (facts.said is None or facts.said.torch is None)
+        ):
+            return Verdict(result="skipped", reason=f"there is no torch in {facts.audit.env.path}")
         if facts.late:
             return Verdict(result="unknown", reason=f"import torch took over {self.import_timeout:g} s")
         wrong = _broken(facts) or _other_cuda(facts.said, self.cuda) or unsound(facts.audit, self.cuda)

@@ -55,6 +55,14 @@ def test_anything_of_the_other_cuda_fails(said, reason):
     assert reason in verdict.reason
 
 
+def test_an_environment_without_torch_is_skipped():
+    error = "ModuleNotFoundError: No module named 'torch'"
+    said = Said(error=error)
+    verdict = STEP.judge(LoadFacts(audit=AUDIT.model_copy(update={"torch": None}), said=said))
+    assert (verdict.result, verdict.reason) == ("skipped", "there is no torch in /v")
+    assert STEP.judge(LoadFacts(audit=AUDIT, said=said)).result == "fail"  # here it was installed
+
+
 def test_a_sound_import_over_damaged_files_fails():
     lost = Dist(info="i", name="nvidia-cudnn-cu12", version="9.10.2.21", missing=22, missing_libraries=18)
     verdict = judge(audit=AUDIT.model_copy(update={"dists": (lost,)}))
