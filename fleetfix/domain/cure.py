@@ -288,6 +288,8 @@ def _found_and_left(
             notes.append(f"{dist.label}: {other} files hold the bytes of another staying package")
     halves = (dist for dist in going.values() if _half(dist))
     notes += [f"{dist.label}: its removal was interrupted and is finished" for dist in halves]
+    if audit.gathered:
+        notes.append(f"{audit.gathered} packages that do not speak of CUDA are told as one")
     notes += [f"{name} is left over from an interrupted removal" for name in audit.leftovers]
     notes += [f"{name} was installed without a RECORD and cannot be judged" for name in audit.eggs]
     return notes

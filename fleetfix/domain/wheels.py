@@ -141,6 +141,8 @@ class Audit(Value):
     dists: tuple[Dist, ...] = ()
     leftovers: tuple[str, ...] = ()
     eggs: tuple[str, ...] = ()
+    gathered: int = 0
+    """How many packages are told as one, for the answer would have been too large."""
     rights: bool = True
     """Whether we may change what belongs to the environment's owner."""
     machine: str = "x86_64"

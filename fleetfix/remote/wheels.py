@@ -19,6 +19,7 @@ from fleetfix.remote.api import Refusal, read, write
 LARGEST_REPLY = 60 * 1024
 SAMPLES = 5
 TOLD = {"requires", "missing", "overwritten", "altered", "shares"}  # what makes any package worth a line
+CUDA_NAME = re.compile(r"cu(?:da)?-?1[0-9]", re.I)
 DESCRIBED = ("path", "python", "site", "uid", "user", "kind", "by")
 
 
@@ -51,14 +52,44 @@ def _python_of(sites):
 
 
 def _fitting(found):
-    """Cut what is only told, never what is decided on, until the reply fits."""
-    if len(json.dumps(found)) > LARGEST_REPLY:
+    """Cut what is only told, never what is decided on, until the reply fits; refuse where it does not."""
+    plain = set(found.pop("plain"))
+    if _too_large(found):
         for dist in found["dists"]:
             for key in ("samples", "installer", "files", "bytes"):
                 if dist.get(key) != "conda":
                     dist.pop(key, None)
-    if len(json.dumps(found)) > LARGEST_REPLY:
-        raise Refusal("bug", "the audit of %s does not fit into a reply" % found["env"]["path"])
+    if _too_large(found):
+        alike = [dist for dist in found["dists"] if dist["info"] in plain and _adds_up(dist)]
+        if len(alike) > 1:
+            found["dists"] = [dist for dist in found["dists"] if dist not in alike] + [_as_one(alike)]
+            found["gathered"] = len(alike)
+    if _too_large(found):
+        said = "%s: %d packages speak of CUDA or are damaged, too many to decide about at once"
+        raise Refusal(
+            "blocked", said % (found["env"]["path"], len(found["dists"])), "make this environment again"
+        )
+    return found
+
+
+def _too_large(found):
+    return len(json.dumps(found)) > LARGEST_REPLY
+
+
+def _adds_up(dist):
+    """Whether nothing is decided about a package itself: it asks for others, or is told of."""
+    decided = any(dist.get(key) for key in ("shares", "overwritten", "missing_libraries"))
+    return not decided and not any(CUDA_NAME.search(one) for one in dist.get("requires", ()))
+
+
+def _as_one(alike):
+    """What several such packages require, in one line: whom they spare is the same."""
+    first = alike[0]
+    found = {key: first[key] for key in ("info", "name", "record")}
+    found["version"] = "%s and %d others" % (first["version"], len(alike) - 1)
+    found["requires"] = sorted({one for dist in alike for one in dist.get("requires", ())})
+    for key in ("missing", "altered"):
+        found[key] = sum(dist.get(key, 0) for dist in alike)
     return found
 
 
@@ -83,6 +114,7 @@ def examine(environment, listed):
         "torch": environment.torch(),
         "count": len(environment.dists),
         "dists": shown,
+        "plain": [facts["info"] for facts in shown if facts["info"] not in speaking],
         "leftovers": _leftovers(environment)[:20],
         "eggs": [name for name in environment.eggs if dists.SPEAKS_OF_CUDA.search(dists.normal(name))][:20],
     }

@@ -19,6 +19,8 @@ import pytest
 
 from fleetfix.actions.cuda_wheels import CudaWheels
 from fleetfix.actions.wheel_parts import WheelParts
+from fleetfix.domain.cure import cure
+from fleetfix.domain.wheels import Audit
 from fleetfix.remote import dists, environments, holds, jobs, mounts, parts, sources, tree, wheels
 from fleetfix.remote.api import Refusal
 from tests.wheelhouse import CLEAN, OTHER, PURGE, UV, Host, Venv, house, nccl, snapshot, wheel
@@ -571,6 +573,35 @@ def test_a_large_environment_fits_into_one_reply(tmp_path, caches, files, host):
         (info / "METADATA").write_text(f"Name: nvidia-thing{number}\nVersion: 1.0\n\n")
         (info / "RECORD").write_text(f"{info.name}/RECORD,,\n")
     assert len(json.dumps(wheels.audit(host.context(), str(venv.path)))) < 64 * 1024
+
+
+def many(venv, count, metadata, record=""):
+    for number in range(count):
+        info = venv.site / f"a_rather_ordinary_package_{number}-1.0.dist-info"
+        info.mkdir()
+        name = f"a-rather-ordinary-package-{number}"
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n{metadata % {'n': number}}\n\n")
+        (info / "RECORD").write_text(f"{info.name}/RECORD,,\n{record % {'n': number}}")
+
+
+def test_many_packages_that_require_torch_are_told_as_one(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    many(venv, 700, "Requires-Dist: torch>=2\nRequires-Dist: nvidia-cublas; extra == 'x%(n)d'")
+    venv.install(wheel(tmp_path, "spares", "1.0", {"spares.py": ""}, requires=["nvidia-cublas"]))
+    assert len(json.dumps(wheels.audit(host.context(), str(venv.path)))) < 64 * 1024
+    assert host.plan(actions(venv, files)[0]).blocked is None
+    found = cure(Audit.read(wheels.audit(host.context(), str(venv.path))), "12", ("sglang-kernel",))
+    assert {dist.name for dist in found.remove} == set(OTHER) - {"nvidia-cublas"}
+    assert any(note.endswith("packages that do not speak of CUDA are told as one") for note in found.notes)
+
+
+def test_an_audit_that_cannot_be_told_is_blocked_and_no_bug(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    lost = "lost/%(n)d.so,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\n"
+    many(venv, 700, "Requires-Dist: torch>=2", lost)
+    with pytest.raises(Refusal, match="too many to decide about at once") as refused:
+        wheels.audit(host.context(), str(venv.path))
+    assert refused.value.kind == "blocked"
 
 
 class Quiet(SimpleHTTPRequestHandler):
