@@ -17,6 +17,7 @@ from pydantic import Field
 from fleetfix.commands import Json, Value
 from fleetfix.documents import Document, parse, refuse, text_of
 from fleetfix.errors import DocumentError, InventoryError, PatternError
+from fleetfix.folders import config_folder
 from fleetfix.hostset import HostSet
 from fleetfix.inventory_files import Address, Gathered, Merger, Port, PythonPath, Transport, UserName
 
@@ -112,14 +113,24 @@ def _from_spec(spec: str, here: Path, named: Mapping[str, Path]) -> Inventory:
     if "," in spec:
         return _from_names(spec)
     if spec in named:
-        if not named[spec].exists():
+        if not _exists(named[spec]):
             hint = "make it with: fleetfix lab up --hosts 'gpu[01-03]'" if spec == "lab" else ""
             raise InventoryError(f"there is no inventory {spec} now", hint=hint)
         return _from_path(named[spec], spec, str(named[spec]))
     path = here / Path(spec).expanduser()
-    if not spec or not path.exists():
+    if not spec or not _exists(path):
         raise InventoryError(f"there is no inventory {spec!r}", hint=_hint_for_missing(spec))
     return _from_path(path, spec)
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is something; one that cannot be looked at is never passed over."""
+    try:
+        return path.exists()
+    except PermissionError:
+        raise InventoryError(f"{path}: permission denied") from None
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _hint_for_missing(spec: str) -> str:
@@ -130,11 +141,11 @@ def _from_usual_place(env: Mapping[str, str], here: Path, named: Mapping[str, Pa
     if spec := env.get(VARIABLE):
         return _from_spec(spec, here, named)
     local = here / "inventory"
-    if local.exists():
+    if _exists(local):
         _require_trust(local)
         return _from_path(local, "./inventory")
     for path in _configured(env):
-        if path.exists():
+        if _exists(path):
             return _from_path(path, str(path))
     raise InventoryError(
         "no inventory: nothing says which hosts there are",
@@ -143,8 +154,7 @@ def _from_usual_place(env: Mapping[str, str], here: Path, named: Mapping[str, Pa
 
 
 def _configured(env: Mapping[str, str]) -> tuple[Path, ...]:
-    home = env.get("XDG_CONFIG_HOME") or os.path.join(env.get("HOME") or str(Path.home()), ".config")
-    folder = Path(home) / "fleetfix"
+    folder = config_folder(env)
     return (folder / "inventory", folder / "inventory.yaml", folder / "inventory.yml")
 
 

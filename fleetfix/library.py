@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fleetfix.errors import PlaybookError
+from fleetfix.folders import config_folder
 from fleetfix.spelling import hint_for
 
 _SUFFIXES = (".yaml", ".yml")
@@ -19,7 +20,7 @@ def find(name_or_path: str, *, env: Mapping[str, str] | None = None, cwd: Path |
     """
     if "/" in name_or_path or name_or_path.endswith(_SUFFIXES):
         path = (cwd or Path.cwd()) / Path(name_or_path).expanduser()
-        if not path.exists():
+        if not _exists(path):
             raise PlaybookError(f"there is no file {name_or_path}")
         return path
     known = available(env)
@@ -39,10 +40,28 @@ def available(env: Mapping[str, str] | None = None) -> dict[str, tuple[Path, ...
     """Every playbook that has a name, with the places it is found at."""
     found: dict[str, tuple[Path, ...]] = {}
     for folder in (shipped(), configured(env)):
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        for path in _in(folder):
             if path.suffix in _SUFFIXES and not path.name.startswith("."):
                 found[path.stem] = (*found.get(path.stem, ()), path)
     return dict(sorted(found.items()))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:
+        raise PlaybookError(f"{path}: permission denied") from None
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _in(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise PlaybookError(f"{folder}: {os.strerror(error.errno or 0).lower()}") from error
 
 
 def shipped() -> Path:
@@ -54,8 +73,4 @@ def shipped() -> Path:
 
 def configured(env: Mapping[str, str] | None = None) -> Path:
     """The user's own folder, `~/.config/fleetfix/playbooks`."""
-    settings = os.environ if env is None else env
-    home = settings.get("XDG_CONFIG_HOME") or os.path.join(
-        settings.get("HOME") or str(Path.home()), ".config"
-    )
-    return Path(home) / "fleetfix" / "playbooks"
+    return config_folder(os.environ if env is None else env) / "playbooks"

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from fleetfix.commands import Value
 from fleetfix.errors import DocumentError
+from fleetfix.folders import config_folder
 from fleetfix.spelling import hint_for
 
 
@@ -24,10 +25,7 @@ class Config(Value):
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
-    home = environ.get("XDG_CONFIG_HOME") or os.path.join(
-        environ.get("HOME") or str(Path.home()), ".config"
-    )
-    return Path(home) / "fleetfix" / "config.toml"
+    return config_folder(environ) / "config.toml"
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Config:
@@ -36,7 +34,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Config:
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Config()
     except OSError as error:
         raise DocumentError((f"{path}: {os.strerror(error.errno or 0).lower()}",)) from error

@@ -10,7 +10,9 @@ from fleetfix.cli import options
 
 
 def runs(
-    limit: Annotated[int, typer.Option("--number", "-n", min=1, help="How many, the newest first.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--number", "-n", min=1, max=1_000_000, help="How many, the newest first.")
+    ] = 20,
     json: options.Json = False,
 ) -> None:
     """List the runs that this machine has driven."""

@@ -56,12 +56,24 @@ def _options(
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; tell what went wrong in one line on stderr. Returns the exit code."""
     try:
+        _require_text(arguments)
         code = app(list(arguments), prog_name="fleetfix", standalone_mode=False)
         return _shown(code if isinstance(code, int) else None)
     except BaseException as error:  # noqa: BLE001 - the last place that can say anything
         from fleetfix.cli.trouble import tell
 
         return tell(error)
+
+
+def _require_text(arguments: Sequence[str]) -> None:
+    """Refuse words that are not UTF-8: neither the journal nor a host could keep them."""
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            from fleetfix.errors import UsageError
+
+            raise UsageError(f"{word!r} is not UTF-8 text") from None
 
 
 def _shown(code: int | None) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fleetfix.cli.config import load
 from fleetfix.errors import JournalError
+from fleetfix.folders import STATE_VARIABLE, state_folder
 
-VARIABLE = "FLEETFIX_STATE_DIR"
 MOUNTS = Path("/proc/self/mountinfo")
 
 NETWORK = frozenset(
@@ -34,24 +34,15 @@ NETWORK = frozenset(
 
 def state_dir(environ: Mapping[str, str] = os.environ, mounts: Path = MOUNTS) -> Path:
     """Say the folder of the journal; JournalError where it lies on a network file system."""
-    folder = _chosen(environ)
+    given = environ.get(STATE_VARIABLE)
+    folder = state_folder(environ, None if given else load(environ).state_dir)
     kind = file_system_of(folder, mounts)
     if kind in NETWORK:
         raise JournalError(
             f"the state folder {folder} is on a network file system ({kind}), where a journal is not safe",
-            hint=f"set {VARIABLE}, or state_dir in config.toml, to a folder on a local disk",
+            hint=f"set {STATE_VARIABLE}, or state_dir in config.toml, to a folder on a local disk",
         )
     return folder
-
-
-def _chosen(environ: Mapping[str, str]) -> Path:
-    if given := environ.get(VARIABLE):
-        return Path(given).expanduser().absolute()
-    if configured := load(environ).state_dir:
-        return configured.expanduser().absolute()
-    home = environ.get("HOME") or str(Path.home())
-    base = environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
-    return Path(base) / "fleetfix"
 
 
 def file_system_of(folder: Path, mounts: Path = MOUNTS) -> str:

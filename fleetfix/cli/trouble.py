@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 import time
@@ -49,8 +50,22 @@ def _usage(error: BaseException) -> int:
         print(error, file=sys.stderr)
         return 1
     message = str(getattr(error, "format_message", lambda: str(error))()).strip().rstrip(".")
-    _write(_lowered(message), f"{path} --help")
+    _write(_lowered(_in_our_words(message)), f"{path} --help")
     return 1
+
+
+_OUR_WORDS = (
+    (r"Input should be a valid integer.*", "wanted a whole number"),
+    (r"'(.*)' is not a valid integer", r"wanted a whole number, not '\1'"),
+    (r"Input should be greater than or equal to (\S+)", r"wanted at least \1"),
+    (r"Input should be less than or equal to (\S+)", r"wanted at most \1"),
+)
+
+
+def _in_our_words(message: str) -> str:
+    for theirs, ours in _OUR_WORDS:
+        message = re.sub(theirs, ours, message, flags=re.DOTALL)
+    return message
 
 
 def _lowered(message: str) -> str:

@@ -106,9 +106,14 @@ def load(paths: Paths) -> LabRecord | None:
     """Read the record, or None where no lab is up by this folder."""
     try:
         text = paths.record.read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return LabRecord.model_validate_json(text)
+    try:
+        return LabRecord.model_validate_json(text)
+    except ValueError as error:
+        raise LabError(
+            f"{paths.record} is damaged", hint="end the lab's processes by hand, then remove its folder"
+        ) from error
 
 
 def save(paths: Paths, record: LabRecord) -> None:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from platformdirs import user_state_path
-
 from fleetfix.commands import Json
 from fleetfix.errors import LabError
+from fleetfix.folders import state_folder
 from fleetfix.hostset import HostSet
 from fleetfix.lab import control, faults, layout, namespaces, record, stock, witness
 from fleetfix.lab.namespaces import Process
@@ -316,8 +315,8 @@ class Lab:
 
 
 def default_root() -> Path:
-    """Where `fleetfix lab` keeps its lab."""
-    return user_state_path("fleetfix") / "lab"
+    """Where `fleetfix lab` keeps its lab: below `$FLEETFIX_STATE_DIR`, or in the usual state folder."""
+    return state_folder() / "lab"
 
 
 def address(index: int) -> str:

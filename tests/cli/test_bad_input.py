@@ -49,7 +49,9 @@ TABLE: list[tuple[tuple[str, ...], str]] = [
     ((*RUN, *ALL, "--set", "second"), "is not KEY=VALUE"),
     ((*RUN, *ALL, "--set", "secnod=x"), "has no variable 'secnod'"),
     ((*RUN, *ALL, "--set", "second=a", "--set", "second=b"), "twice"),
-    ((*RUN, *ALL, "--forks", "0"), "--forks"),
+    ((*RUN, *ALL, "--forks", "0"), "wanted at least 1"),
+    ((*RUN, *ALL, "--forks", "x"), "wanted a whole number"),
+    ((*RUN, *ALL, "--forks"), "hint: fleetfix run --help"),
     ((*RUN, *ALL, "--canary", "-1"), "--canary"),
     ((*RUN, *ALL, "--batch", "some"), "--batch"),
     ((*RUN, *ALL, "--max-failures", "many"), "--max-failures"),
@@ -62,6 +64,11 @@ TABLE: list[tuple[tuple[str, ...], str]] = [
     (("lint", "nosuch.yaml"), "1 complaint in 1 file"),
     (("explain", "comand"), "there is no action or check 'comand'"),
     (("lab", "up", "--hosts", "gpu[1-"), "gpu[1-"),
+    (("runs", "-n", "9" * 20), "wanted at most 1000000"),
+    (("show", "\udcff"), "is not UTF-8 text"),
+    ((*RUN, *ALL, "--reason", "\udcff"), "is not UTF-8 text"),
+    (("run", "./" + "x" * 5000, *ALL, "-i", "hosts.yaml"), "there is no file"),
+    (("run", "./lamps.yaml", *ALL, "-i", "x" * 5000), "there is no inventory"),
 ]
 
 
@@ -154,6 +161,42 @@ def test_a_damaged_journal_is_one_line(fleetfix: Line, place: Path) -> None:
     assert result.code == 1
     assert "is damaged" in result.err
     assert len(result.err.splitlines()) == 2
+
+
+LAB = (("lab", "up"), ("lab", "status"), ("lab", "down"), ("lab", "heal"), ("lab", "ssh", "gpu01"))
+
+
+@pytest.mark.parametrize("words", LAB, ids=" ".join)
+@pytest.mark.parametrize(
+    ("variable", "folder"),
+    [
+        ("XDG_STATE_HOME", "/proc"),
+        ("XDG_STATE_HOME", "/dev/full"),
+        ("HOME", "/dev/null"),
+        ("FLEETFIX_STATE_DIR", "/dev/null"),
+    ],
+)
+def test_a_lab_without_a_folder_is_one_line(
+    words: tuple[str, ...],
+    variable: str,
+    folder: str,
+    fleetfix: Line,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FLEETFIX_STATE_DIR")
+    monkeypatch.setenv(variable, folder)
+    result = fleetfix(*words)
+    assert result.code == (0 if words == ("lab", "down") else 1)
+    assert len(result.err.splitlines()) <= 2
+    assert "bug" not in result.err
+
+
+def test_a_damaged_record_of_a_lab_is_one_line(fleetfix: Line, place: Path) -> None:
+    (place / "state" / "lab").mkdir(parents=True)
+    (place / "state" / "lab" / "lab.json").write_text("{")
+    result = fleetfix("lab", "status")
+    assert (result.code, "lab.json is damaged" in result.err) == (1, True)
 
 
 HEAVY = ("pydantic", "asyncssh", "rich", "yaml", "ClusterShell", "sqlite3", "asyncio")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from pathlib import Path
 
 import pytest
 
 from fleetfix.cli.state_dir import file_system_of, state_dir
 from fleetfix.errors import JournalError
+from fleetfix.folders import config_folder, state_folder
+from fleetfix.lab import default_root
 from tests.cli.conftest import Line
 
 
@@ -98,3 +102,28 @@ def test_the_state_folder_is_moved_by_environment_then_configuration(tmp_path: P
     config.write_text(f'state_dir = "{tmp_path}/moved"\n')
     assert state_dir(home) == tmp_path / "moved"
     assert state_dir(home | {"FLEETFIX_STATE_DIR": str(tmp_path / "given")}) == tmp_path / "given"
+
+
+def test_relative_folders_of_the_environment_are_ignored(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    assert state_folder(home | {"XDG_STATE_HOME": "rel"}) == tmp_path / ".local/state/fleetfix"
+    assert config_folder(home | {"XDG_CONFIG_HOME": "rel"}) == tmp_path / ".config/fleetfix"
+    real = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert config_folder({"HOME": "rel"}) == config_folder({}) == real / ".config/fleetfix"
+
+
+def test_the_lab_lies_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEETFIX_STATE_DIR", str(tmp_path / "given"))
+    assert default_root() == tmp_path / "given" / "lab"
+    monkeypatch.delenv("FLEETFIX_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "x"))
+    assert default_root() == tmp_path / "x" / "fleetfix" / "lab"
+
+
+def test_a_home_that_is_no_folder_has_no_configuration(
+    fleetfix: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert fleetfix("runs").code == 0
+    assert fleetfix("playbooks").code == 0
+    assert fleetfix("hosts", "-i", "hosts.yaml").code == 0
