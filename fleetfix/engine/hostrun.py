@@ -316,7 +316,9 @@ class HostRun:
         went = await undo_all(self._line.session, self.host.name, recorder)
         errors = went.errors
         if not errors and not went.left:
-            errors = await verify_as_before(self.context, self._line, self.steps, self._foreseen)
+            errors = await verify_as_before(
+                self.context, self._line, self.host.name, self.steps, self._foreseen
+            )
         if errors:
             recorder.record(RollbackFinished(host=self.host.name, result="rollback_failed"))
             await self._end_session("rollback_failed", commit=False, keep_claim=True)

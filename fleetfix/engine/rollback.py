@@ -106,28 +106,39 @@ def _tell(host: str, past: Past, failure: Failure | None, recorder: Recorder) ->
 
 
 async def verify_as_before(
-    context: RunContext, line: Line, steps: Sequence[Step], before: Mapping[str, Foreseen]
+    context: RunContext, line: Line, host: str, steps: Sequence[Step], before: Mapping[str, Foreseen]
 ) -> list[Failure]:
-    """Plan again, until everything that was to be done before is to be done again."""
+    """Plan again, until everything that was to be done before is to be done again.
+
+    Where a plan is blocked now, by a disk that is full, say, there is nothing to compare with: that is
+    said, and each undo has looked at its own bytes.
+    """
     until = context.clock.now() + SETTLE
     while True:
-        missing = await _no_longer_planned(line, steps, before)
+        now = await _plan_again(line, steps)
+        missing = _no_longer_planned(before, now)
         if not missing or context.clock.now() >= until:
             break
         await context.clock.sleep(0.5)
     if not missing:
         return []
+    blocked = [f"{one.step.id}: {one.plan.blocked}" for one in now.values() if one.plan.blocked]
+    if blocked:
+        text = f"undone; a new plan cannot be compared with the old one: {blocked[0]}"
+        context.recorder.record(HostSaid(host=host, step="", text=text))
+        return []
     message = f"undone, but not as before: {', '.join(sorted(missing)[:3])}"
     return [Failure(kind="verify_failed", message=message)]
 
 
-async def _no_longer_planned(
-    line: Line, steps: Sequence[Step], before: Mapping[str, Foreseen]
-) -> frozenset[str]:
+async def _plan_again(line: Line, steps: Sequence[Step]) -> dict[str, Foreseen]:
     acting = [step for step in steps if isinstance(step.act, Action)]
     facts = await line.ask_all({step.id: step.act.probe() for step in acting})
     known = {id: got for id, got in facts.items() if not isinstance(got, HostError)}
-    now = {one.step.id: one for one in foresee(steps, known)}
+    return {one.step.id: one for one in foresee(steps, known)}
+
+
+def _no_longer_planned(before: Mapping[str, Foreseen], now: Mapping[str, Foreseen]) -> frozenset[str]:
     return frozenset(
         f"{id}: {item}"
         for id, one in before.items()

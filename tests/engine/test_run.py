@@ -263,6 +263,18 @@ async def test_an_undo_that_does_not_bring_the_host_back_is_a_failed_rollback() 
     assert "not as before" in shelf.of("host_finished")[0].reason
 
 
+async def test_a_way_back_that_no_plan_can_be_compared_with_says_so() -> None:
+    host = toy_host(a=False, lamp=False)
+
+    def blocked_after_undo(args: dict[str, object], world: dict[str, object]) -> None:
+        world["a"] = args["to"] or "no"
+
+    host.on("toy.set", blocked_after_undo)
+    state, shelf = await play(Fleet({"gpu01": host}), [*SWITCHES[:1], step("lamp", Lit(name="lamp"))])
+    assert outcomes(state) == {"gpu01": "rolled_back"}
+    assert any("cannot be compared" in event.text for event in shelf.of("host_said"))
+
+
 async def test_a_blocked_step_that_would_have_to_act_blocks_the_host_before_any_change() -> None:
     fleet = Fleet({"gpu01": toy_host(a=False, b="no"), "gpu02": toy_host(a=False, b=True)})
     state, shelf = await play(fleet, SWITCHES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -121,6 +123,58 @@ def test_a_run_that_ended_well_can_be_taken_back_and_training_goes_on(site: Make
     assert twice.exit == 0, twice.err + twice.out
     assert lab.job("gpu01") == new, "nothing is left to undo"
 
+
+def ended(process: subprocess.Popen[str]) -> dict[str, str]:
+    """Read a run that was started with --json to its end: outcome and reason of each host."""
+    assert process.stdout is not None
+    events = [json.loads(line)["event"] for line in process.stdout]
+    process.wait(30)
+    return {e["host"]: f"{e['outcome']}: {e['reason']}" for e in events if e["kind"] == "host_finished"}
+
+
+def test_a_disk_that_fills_in_the_middle_brings_training_back(site: Make) -> None:
+    lab = site("gpu01")
+    before, old = lab.files("gpu01"), lab.job("gpu01")
+    process = lab.start("run", "purge-cu13", "--hosts", "gpu01", "-i", lab.inventory, "--yes", "--json")
+    run = step_began(process, "idle")
+    lab.lab.break_host("gpu01", "full_disk")
+    outcome = ended(process)["gpu01"]
+    assert outcome.startswith("rolled_back"), outcome
+    assert "space" in outcome or "room" in outcome
+    assert lab.job("gpu01").argv == old.argv
+    lab.lab.heal("gpu01")
+    assert lab.files("gpu01") == before
+    assert lab("rollback", run, "-i", lab.inventory).exit == 0, "nothing is left to undo"
+
+
+def test_a_rollback_beside_a_job_started_by_hand_waits_for_its_end(site: Make) -> None:
+    lab = site("gpu01")
+    before = {path: seen for path, seen in lab.files("gpu01").items() if path.startswith(independent.VENV)}
+    process = lab.start("run", "purge-cu13", "--hosts", "gpu01", "-i", lab.inventory, "--yes", "--json")
+    run = step_began(process, "loads")
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    by_hand = lab.lab.run("gpu01", BY_HAND)
+    assert by_hand.returncode == 0, by_hand.stderr
+    until(lambda: independent.jobs(lab.pid("gpu01")) or None, "the job started by hand")
+    lab.wait_for_speed("gpu01", 10_000, 21_000)
+    back = lab("rollback", run, "-i", lab.inventory)
+    assert back.exit == 2
+    assert "stop it first" in back.out + back.err
+    mine = lab.job("gpu01")
+    os.kill(mine.pid, signal.SIGTERM)
+    until(lambda: not independent.jobs(lab.pid("gpu01")) or None, "its end")
+    assert lab("rollback", run, "-i", lab.inventory).exit == 0
+    after = {path: seen for path, seen in lab.files("gpu01").items() if path.startswith(independent.VENV)}
+    assert after == before
+    assert lab.job("gpu01"), "what the run had stopped runs again"
+
+
+BY_HAND = """
+cd /opt/train
+setsid /opt/train/venv/bin/python /opt/train/venv/bin/torchrun --nproc-per-node=2 train.py \\
+  --config llama3-8b.toml </dev/null >>/var/log/train/train.log 2>&1 &
+"""
 
 STUBBORN = """
 name: stubborn
