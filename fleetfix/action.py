@@ -49,11 +49,14 @@ class Verdict(Value):
     """What a check found. `unknown` never counts as pass.
 
     `final` says that waiting cannot change it. `skipped` says there is nothing to judge here.
+    `unsound` says that a failure is more than a lack of proof: the work of the host itself is wrong, so
+    that it ends failed also where the check is one that leaves a sound repair `unproven`.
     """
 
     result: Literal["pass", "fail", "unknown", "skipped"]
     reason: str
     final: bool = False
+    unsound: bool = False
     measured: Measurement | None = None
 
 

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fleetfix.action import Action, Plan, Planned, Probe
 from fleetfix.commands import Call, Change, Read, Seconds, Value
+from fleetfix.domain.throughput import from_zero
 
 
 class JobDescription(Value):
@@ -128,13 +129,22 @@ class Job(Action[JobFacts]):
         return self.plan(facts)
 
     def _notes(self, facts: JobFacts) -> list[str]:
-        lost = [job for job in facts.started if job.alive and _far_below(job) and self.resume != "none"]
+        lost = [
+            job
+            for job in facts.started
+            if job.alive and from_zero(job.first_step, job.steps_seen) and self.resume != "none"
+        ]
         return [f"job {job.pid} began at step {job.first_step}, after {job.steps_seen}" for job in lost]
 
     def _start(self, summary: str) -> Change:
         described = self.described.model_dump(mode="json") if self.described else None
-        args = {"step": self.step, "described": described, "extra": list(self.resume_args)}
         guard = self.resume != "none"
+        args = {
+            "step": self.step,
+            "described": described,
+            "extra": list(self.resume_args),
+            "guard": guard,
+        }
         return Change(
             key="start",
             summary=summary,
@@ -157,12 +167,6 @@ class Job(Action[JobFacts]):
 
 def _title(described: JobDescription) -> str:
     return (described.command or " ".join(described.argv or ()))[:80]
-
-
-def _far_below(job: Started) -> bool:
-    if job.first_step is None or job.steps_seen is None:
-        return False
-    return job.first_step * 10 <= job.steps_seen and job.steps_seen - job.first_step >= 100
 
 
 def _began_from_zero(stopped: StoppedFromZero) -> str:

@@ -32,6 +32,10 @@ class SpeedFacts(Value):
     """The format that the log is in; None where no known one matches."""
     scope: Scope = "global"
     """What that format's rate counts."""
+    first_step: int | None = None
+    """The first step that the job logged since this run started it; None where it has not."""
+    steps_seen: int | None = None
+    """The last step before this run stopped it, where it has to go on from there."""
     points: tuple[Point, ...] = ()
     whole: bool = True
     """Whether the points begin with the job's start."""
@@ -42,7 +46,8 @@ class SpeedFacts(Value):
 class Throughput(Check[SpeedFacts]):
     """Judge the rate of tokens of the running job, from the offset in its log where it began.
 
-    It never rolls a sound repair back: a host whose speed is not proven is `unproven`.
+    It never rolls a sound repair back: a host whose speed is not proven is `unproven`. A job that began
+    from zero, seen only after its start was over, is no sound repair at any speed.
     """
 
     kind: ClassVar[str] = "throughput"
@@ -130,7 +135,8 @@ class Throughput(Check[SpeedFacts]):
 
     def _facts(self, value: Mapping[str, Any]) -> SpeedFacts:
         job = value["job"] or {}
-        known = {"job": job.get("key"), "seconds": job.get("seconds")}
+        known = {name: job.get(name) for name in ("seconds", "first_step", "steps_seen")}
+        known["job"] = job.get("key")
         if value.get("none"):
             return SpeedFacts(**known, nothing=value["none"])
         rows = self._formats()
@@ -146,6 +152,10 @@ class Throughput(Check[SpeedFacts]):
     def judge(self, facts: SpeedFacts) -> Verdict:
         if facts.job is None:
             return Verdict(result="skipped", reason=facts.nothing or "no job runs here", final=True)
+        if not self.record_only and throughput.from_zero(facts.first_step, facts.steps_seen):
+            began = f"began at step {facts.first_step} (it had reached {facts.steps_seen})"
+            reason = f"restarted from zero: {began}; stop it, or give job: what makes it resume"
+            return Verdict(result="fail", reason=reason, final=True, unsound=True)
         if facts.nothing is not None:
             return self._nothing(facts.nothing, final=True)
         if facts.format is None:

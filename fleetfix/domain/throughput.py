@@ -154,6 +154,15 @@ def compare(
     return Judgement(outcome="improved" if better else "not recovered", tolerance=allowed)
 
 
+def from_zero(first: int | None, seen: int | None) -> bool:
+    """Whether a job that logs `first` as its first step, after a start, has resumed nothing.
+
+    `seen` is the last step before it was stopped. A checkpoint lies some way back; a tenth of the way,
+    with 100 steps lost, is no checkpoint.
+    """
+    return first is not None and seen is not None and first * 10 <= seen and seen - first >= 100
+
+
 def unit(scope: Scope) -> str:
     """What a rate of this scope counts."""
     return "tok/s per GPU" if scope == "per_gpu" else "tok/s"

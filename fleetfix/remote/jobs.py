@@ -48,7 +48,8 @@ def job_environ(ctx, step):
 def log_of_job(ctx):
     """Where the live job logs and where in it this start's output begins, or None.
 
-    {"path", "offset" (bytes), "pid", "start", "uid", "key": what decides its speed, "seconds": its age}.
+    {"path", "offset" (bytes), "pid", "start", "uid", "key": what decides its speed, "seconds": its age,
+    "first_step", "steps_seen": of a job that this run has started and that is to resume, else None}.
     """
     job = current(ctx)
     if job is None:
@@ -66,7 +67,16 @@ def log_of_job(ctx):
         "uid": job["uid"],
         "key": key_of(ctx, job["argv"], job["cwd"], job["uid"], path),
         "seconds": age_of(job["start"]),
+        **_resumed(ctx, job),
     }
+
+
+def _resumed(ctx, job):
+    for record in records(ctx):
+        if record.get("guard") and (record["pid"], record["start"]) == (job["pid"], job["start"]):
+            first = capture.first_step(record["log"], record["offset"])
+            return {"first_step": first, "steps_seen": record["steps_seen"]}
+    return {"first_step": None, "steps_seen": None}
 
 
 def key_of(ctx, argv, cwd, uid, log):

@@ -22,11 +22,12 @@ SETTLE = 1.0  # seconds that a job must live to count as started
 LOCK_WAIT = 30.0
 
 
-def start(ctx, index, entry, by, there):
+def start(ctx, index, entry, by, there, guard=False):
     """(pid of the job with this number, whether it was started now, notes).
 
-    `there()` looks for it under the lock: (pid, start) where it runs already. Refuses with `command`
-    when it cannot be executed or ends at once, with the last lines of its log.
+    `guard`: it must not begin from step 0. `there()` looks for it under the lock: (pid, start) where it
+    runs already. Refuses with `command` when it cannot be executed or ends at once, with the last lines of
+    its log.
     """
     folder = os.path.join(ctx.state, "job")
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -36,7 +37,7 @@ def start(ctx, index, entry, by, there):
         if found:
             return found[0], False, []
         log, notes = _choose_log(ctx, folder, entry)
-        record = new_record(ctx, entry, by, log)
+        record = new_record(ctx, entry, by, log, guard)
         notes += _launch(folder, index, entry, record, log, lock)
     finally:
         os.close(lock)
@@ -119,13 +120,17 @@ def _locked(path, seconds):
         time.sleep(0.02)
 
 
-def new_record(ctx, entry, by, log):
-    """A start record, but for the pid and start time of the process."""
+def new_record(ctx, entry, by, log, guard):
+    """A start record, but for the pid and start time of the process.
+
+    `guard` says that it must go on from where it was: to begin from zero is an error.
+    """
     return {
         "boot": capture.boot_id(),
         "run": ctx.run_id,
         "step": ctx.step,
         "by": by,
+        "guard": guard,
         "argv": procs.shown(entry["argv"]),
         "uid": entry["uid"],
         "environment": entry["environment"],

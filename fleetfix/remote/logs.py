@@ -26,7 +26,8 @@ def find_rates(ctx, formats, log=None, last=600):
     job = jobs.log_of_job(ctx) or _without_log(ctx, log)
     if job is None:
         return {"none": "no job runs here", "job": None}
-    known = {"pid": job["pid"], "key": job["key"], "seconds": job["seconds"]}
+    names = ("pid", "key", "seconds", "first_step", "steps_seen")
+    known = {name: job.get(name) for name in names}
     path = log or job["path"]
     if path is None:
         return {"none": "the job's output goes to no file: say where its log is with `log`", "job": known}

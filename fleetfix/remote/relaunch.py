@@ -129,7 +129,7 @@ def restore(ctx):
         ctx, [one for one in begun["trees"] if any(alive(*member) for member in one[2])], begun["grace"]
     )
     _refuse_from_zero(ctx)
-    return _start_all(ctx, entries["jobs"], "restore", [])
+    return _start_all(ctx, entries["jobs"], "restore", [], False)
 
 
 def _refuse_from_zero(ctx):
@@ -143,10 +143,11 @@ def _refuse_from_zero(ctx):
 
 
 @write
-def start(ctx, step, described=None, extra=()):
+def start(ctx, step, described=None, extra=(), guard=True):
     """Start what `step` captured, or the job that is described, where it does not run; each once.
 
-    `extra` is appended to the command (how this trainer is told to resume). Refuses with `command`
+    `extra` is appended to the command (how this trainer is told to resume). `guard` is kept with it: it
+    must not begin from step 0, which later checks look at too. Refuses with `command`
     where a job cannot be executed or ends at once, with the last lines of its log.
     """
     _refuse_from_zero(ctx)
@@ -157,10 +158,10 @@ def start(ctx, step, described=None, extra=()):
         wanted = [_described(described)]
     else:
         wanted = []
-    return _start_all(ctx, wanted, "start", list(extra))
+    return _start_all(ctx, wanted, "start", list(extra), guard)
 
 
-def _start_all(ctx, entries, by, extra):
+def _start_all(ctx, entries, by, extra, guard):
     started, already, notes = [], [], []
     for index, entry in enumerate(entries):
 
@@ -170,23 +171,23 @@ def _start_all(ctx, entries, by, extra):
         if entry["unit"]:
             found = there()
             (already if found else started).append(
-                found[0] if found else _start_unit(ctx, index, entry, by)
+                found[0] if found else _start_unit(ctx, index, entry, by, guard)
             )
             notes += [] if found else ["started by its unit " + entry["unit"]]
             continue
         entry = dict(entry, argv=entry["argv"] + extra)
-        pid, fresh, said = launch.start(ctx, index, entry, by, there)
+        pid, fresh, said = launch.start(ctx, index, entry, by, there, guard)
         (started if fresh else already).append(pid)
         notes += said
     return {"started": started, "already": already, "notes": notes}
 
 
-def _start_unit(ctx, index, entry, by):
+def _start_unit(ctx, index, entry, by, guard):
     """Start a job by its unit, and keep the same record of it as of one that we start ourselves."""
     unit = entry["unit"]
     # Before acting: whoever undoes this after a kill finds no record yet, and must know what it began.
     ctx.remember("units", sorted({*ctx.recall("units", ()), unit}))
-    record = launch.new_record(ctx, entry, by, entry.get("log"))
+    record = launch.new_record(ctx, entry, by, entry.get("log"), guard)
     _systemctl(ctx, "start", unit, 60)
     pid = units.main_pid(unit)
     stat = stat_of(pid) if pid else None

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fleetfix.remote import capture, ending, jobs, launch, procs, relaunch
+from fleetfix.remote import capture, ending, jobs, launch, logs, procs, relaunch
 from fleetfix.remote.api import Context, Refusal, alive, stat_of
 from tests.unit.gpu_host import PYTHON, GpuHost
 
@@ -584,6 +584,37 @@ def test_a_job_that_begins_from_zero_is_stopped_at_once_and_not_started_again(ho
     with pytest.raises(Refusal, match="not started again"):
         relaunch.restore(host.context("stop"))
     assert host.marked() == []
+
+
+def test_a_job_that_begins_from_zero_after_its_start_was_over_is_known_to_later_checks(
+    host: GpuHost,
+) -> None:
+    log, checkpoint = host.path("train.log"), host.path("checkpoint")
+    checkpoint.write_text("41200")
+    with log.open("ab") as out:
+        pid, _ = run_job(host, {"stdout": out, "stderr": out}, step=0, checkpoint=str(checkpoint))
+    stop(host, pid)
+    checkpoint.unlink()
+    relaunch.start(host.context("train"), "stop")
+    speed = {"name": "titan", "rate": r"tps: (?P<rate>[0-9]+)", "step": None}
+
+    def said(run: str) -> tuple[Any, Any]:
+        job = logs.find_rates(host.context("speed", run=run), [speed])["job"]
+        return job["first_step"], job["steps_seen"]
+
+    host.wait(lambda: said("run-1") == (1, 41201))
+    # Another run has not started it: it judges what runs, not how it came to run.
+    assert said("run-2") == (None, None)
+
+
+def test_a_job_that_may_begin_from_zero_is_not_judged_by_its_steps(host: GpuHost) -> None:
+    log = host.path("train.log")
+    log.write_text("step: 41200\nstep: 41201\n")
+    with log.open("ab") as out:
+        pid, _ = run_job(host, {"stdout": out, "stderr": out}, step=0)
+    stop(host, pid)
+    relaunch.start(host.context("train"), "stop", guard=False)
+    assert jobs.log_of_job(host.context("speed"))["steps_seen"] is None
 
 
 def test_a_job_that_resumes_settles(host: GpuHost) -> None:

@@ -65,7 +65,13 @@ def test_only_what_this_start_wrote_is_read(job: Job) -> None:
     assert answer["points"]["torchtitan"] == [["50", "20,000"], ["51", "20,000"]]
     assert answer["whole"]["torchtitan"]
     assert answer["points"]["jsonl"] == []
-    assert answer["job"] == {"pid": 7, "key": "key", "seconds": 60.0}
+    assert answer["job"] == {
+        "pid": 7,
+        "key": "key",
+        "seconds": 60.0,
+        "first_step": None,
+        "steps_seen": None,
+    }
 
 
 def test_a_log_that_was_emptied_meanwhile_is_read_from_its_start(job: Job) -> None:

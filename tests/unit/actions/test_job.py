@@ -48,7 +48,7 @@ def test_a_stopped_job_is_started_by_one_change() -> None:
     (change,) = plan(state(captured=[CAPTURED])).changes
     assert (change.key, change.risk, change.alters) == ("start", "compensable", ("job",))
     assert [call.function for call in change.do] == ["relaunch.start", "relaunch.settle"]
-    assert change.do[0].args == {"step": "stop", "described": None, "extra": []}
+    assert change.do[0].args == {"step": "stop", "described": None, "extra": [], "guard": True}
     assert change.do[1].args == {"seconds": 90.0, "guard": True}
     assert [call.function for call in change.undo] == ["relaunch.unstart"]
     assert {call.module for call in (*change.do, *change.undo)} <= set(Job.modules)
@@ -111,7 +111,7 @@ def test_how_it_resumes_decides_command_and_guard(resume: str, args: tuple[str, 
     parameters = {"resume": resume, **({"resume_args": list(args)} if args else {})}
     (change,) = plan(state(captured=[CAPTURED]), **parameters).changes
     assert change.do[0].args["extra"] == list(args)
-    assert change.do[1].args["guard"] is guard
+    assert [call.args["guard"] for call in change.do] == [guard, guard]
 
 
 @pytest.mark.parametrize(

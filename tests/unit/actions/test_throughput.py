@@ -252,3 +252,29 @@ def test_a_refusal_of_the_host_is_the_hosts_error() -> None:
     refused = Completed(exit=None, failure=Failure(kind="blocked", message="this needs alice"))
     with pytest.raises(HostError, match="needs alice"):
         ask(Throughput(at_least=1), (refused,))
+
+
+@pytest.mark.parametrize("points", [(), steady(20000, 60)])
+def test_a_job_that_began_from_zero_fails_at_any_speed(points: tuple[Point, ...]) -> None:
+    verdict = judge(facts(points, first_step=1, steps_seen=41200), at_least=100)
+    assert (verdict.result, verdict.final, verdict.unsound) == ("fail", True, True)
+    assert verdict.reason.startswith("restarted from zero: began at step 1 (it had reached 41200)")
+    measuring = judge(facts(points, first_step=1, steps_seen=41200), record_only=True)
+    assert measuring.result != "fail"
+
+
+@pytest.mark.parametrize(("first", "seen"), [(41180, 41200), (None, 41200), (1, None), (1, 60)])
+def test_a_job_that_resumed_is_judged_by_its_speed(first: int | None, seen: int | None) -> None:
+    verdict = judge(facts(steady(20000, 60), first_step=first, steps_seen=seen), at_least=100)
+    assert (verdict.result, verdict.unsound) == ("pass", False)
+
+
+def test_where_the_job_began_comes_from_the_host() -> None:
+    action = Throughput(at_least=100)
+    job = {"pid": 5, "key": "key", "seconds": 9.0, "first_step": 1, "steps_seen": 41200}
+    asking = action.probe()
+    next(asking)
+    asking.send((Completed(value={"none": "the log cannot be read", "job": job}),))
+    with pytest.raises(StopIteration) as end:
+        asking.send((Completed(value=None), Completed(value=None)))
+    assert (end.value.value.first_step, end.value.value.steps_seen) == (1, 41200)
