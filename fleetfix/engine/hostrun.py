@@ -56,6 +56,8 @@ class HostRun:
     _changed: set[str] = field(default_factory=set)
     _begun: list[Change] = field(default_factory=list)
     _acquired: bool = False
+    _job_seen: bool = False
+    """The job that a stop was to end was seen to run after all."""
 
     # -- survey -------------------------------------------------------------------------------
 
@@ -218,7 +220,7 @@ class HostRun:
             if end.result not in FAILED:
                 continue
             kept = kept or (step, end)
-            if isinstance(step.act, Check) and step.act.unproven:
+            if isinstance(step.act, Check) and step.act.unproven and not end.unsound:
                 continue
             if step.on_failure != "continue":
                 return await self._failed(step, end, kept)
@@ -285,6 +287,12 @@ class HostRun:
         failure = Failure(kind="hung" if stuck else "timed_out", message=message)
         return StepEnd("failed", message, failure)
 
+    @property
+    def _stops(self) -> set[str]:
+        """The steps that were to stop a job."""
+        changes = {id: one.plan.changes for id, one in self._foreseen.items()}
+        return {id for id, plan in changes.items() if any(change.job == "stops" for change in plan)}
+
     # -- ends ---------------------------------------------------------------------------------
 
     async def _went_through(self, kept: tuple[Step, StepEnd] | None) -> None:
@@ -315,6 +323,7 @@ class HostRun:
         await recorder.durable()
         went = await undo_all(self._line.session, self.host.name, recorder)
         errors = went.errors
+        await self._see_whether_the_job_runs()
         if not errors and not went.left:
             errors = await verify_as_before(
                 self.context, self._line, self.host.name, self.steps, self._foreseen
@@ -350,6 +359,7 @@ class HostRun:
             try:
                 async with asyncio.timeout(CANCEL_SECONDS):
                     stuck = await self._line.session.cancel()
+                    await self._see_whether_the_job_runs()
                     await self._end_session("cancelled", commit=False, keep_claim=bool(self._begun))
             except (HostError, TimeoutError):
                 stuck = ("what runs there: the host does not answer",)
@@ -359,10 +369,19 @@ class HostRun:
             self._finish("cancelled", reason, failure)
         await self.close()
 
+    async def _see_whether_the_job_runs(self) -> None:
+        """A stop that was cut short may have stopped nothing: the host tells, the log cannot."""
+        if self._line is None or not self._state().job_stopped:
+            return
+        for step in self.steps:
+            if isinstance(step.act, Action) and step.id in self._stops:
+                plan = step.act.plan(await self._line.ask(step.id, step.act.probe()))
+                self._job_seen = any(change.job == "stops" for change in plan.changes)
+
     async def _end_session(self, outcome: str, *, commit: bool, keep_claim: bool | None = None) -> None:
         if self._line is None or not self._acquired:
             return
-        keep = self._state().job_stopped if keep_claim is None else keep_claim
+        keep = self._job_stopped() if keep_claim is None else keep_claim
         await self._line.session.end(outcome, keep_claim=keep, commit=commit)
 
     def _give_up(self, failure: Failure, phase: Phase) -> None:
@@ -383,10 +402,13 @@ class HostRun:
                 failure=failure,
                 step=step,
                 touched=self._acquired,
-                job_stopped=self._state().job_stopped,
+                job_stopped=self._job_stopped(),
                 open=() if settled else tuple(shown.summary for shown in self._state().changes.values()),
             )
         )
+
+    def _job_stopped(self) -> bool:
+        return self._state().job_stopped and not self._job_seen
 
     def _state(self) -> HostState:
         return self.context.recorder.state.hosts[self.host.name]

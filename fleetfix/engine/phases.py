@@ -31,6 +31,8 @@ class StepEnd:
     failure: Failure | None = None
     measured: Measurement | None = None
     proven: bool = False
+    unsound: bool = False
+    """A check of proof found the work itself wrong: an ordinary failure, not a lack of proof."""
 
 
 def shown(change: Change) -> ChangeShown:
@@ -225,7 +227,7 @@ def _judged(check: AnyCheck, verdict: Verdict) -> StepEnd:
             return StepEnd("skipped", verdict.reason, measured=verdict.measured)
         case "fail":
             failure = Failure(kind="verify_failed", message=verdict.reason)
-            return StepEnd("failed", verdict.reason, failure, verdict.measured)
+            return StepEnd("failed", verdict.reason, failure, verdict.measured, unsound=verdict.unsound)
         case "unknown":
             failure = Failure(kind="verify_unknown", message=verdict.reason)
             return StepEnd("unknown", verdict.reason, failure, verdict.measured)

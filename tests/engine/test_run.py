@@ -158,6 +158,12 @@ async def test_a_speed_that_is_not_back_never_rolls_a_sound_repair_back() -> Non
     assert fleet["gpu01"].runs("commit") == [], "what undo needs is kept"
 
 
+async def test_a_check_of_proof_that_finds_the_work_itself_wrong_is_a_failure() -> None:
+    steps = [*SWITCHES[:1], step("speed", Fast(name="speed"), on_failure="rollback")]
+    state, _ = await play(Fleet({"gpu01": toy_host(a=False, speed="from zero")}), steps)
+    assert outcomes(state) == {"gpu01": "rolled_back"}
+
+
 async def test_a_proven_speed_becomes_a_baseline() -> None:
     steps = [*SWITCHES[:1], step("speed", Fast(name="speed"))]
     _, shelf = await play(Fleet({"gpu01": toy_host(a=False, speed=12)}), steps)
@@ -573,6 +579,24 @@ async def test_the_second_interrupt_ends_what_runs_and_keeps_the_claim() -> None
     assert state.exit == 130
     assert list(fleet["gpu01"].claims) == ["20260101-000000-toy-aaaa"]
     assert shelf.of("host_finished")[0].open == ("turn a on",)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_stop_that_was_cut_short_is_looked_at_before_the_job_is_called_stopped(ended: bool) -> None:
+    host = toy_host(job=True)
+    gate, interrupts = asyncio.Event(), Interrupts()
+
+    async def cut_short(args: dict[str, object], world: dict[str, object]) -> None:
+        world["job"] = not ended
+        interrupts.interrupt("SIGINT")
+        interrupts.interrupt("SIGINT")
+        await gate.wait()
+
+    host.on("toy.set", cut_short)
+    steps = [step("stop", Switch(name="job", on=False, key="stop:job", job="stops"))]
+    state, shelf = await play(Fleet({"gpu01": host}), steps, interrupts=interrupts)
+    assert outcomes(state) == {"gpu01": "cancelled"}
+    assert shelf.of("host_finished")[0].job_stopped is ended
 
 
 # -- the record ------------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ class Fast(Lit):
         return True
 
     def judge(self, facts: Any) -> Verdict:
+        if facts == "from zero":
+            return Verdict(result="fail", reason="from zero", unsound=True)
         rate = Measurement(job="toy", rate=float(facts), scope="global", noise=0.0, steps=20)
         result = "pass" if facts >= 10 else "fail"
         return Verdict(result=result, reason=f"{facts}", measured=rate)
