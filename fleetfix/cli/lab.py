@@ -51,7 +51,7 @@ def down() -> None:
 
 @app.command(cls=Command)
 def status(json: options.Json = False) -> None:
-    """Show each host: up or not, contaminated or not, its faults, its tok/s."""
+    """Show each host: up or not, whether CUDA 13 lies in its environment now, its faults, its tok/s."""
     from dataclasses import asdict
     from json import dumps
 

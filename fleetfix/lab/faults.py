@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 from fleetfix.commands import Json
 from fleetfix.errors import LabError
 from fleetfix.lab import trouble
+from fleetfix.scalars import written
 from fleetfix.spelling import hint_for
 
 if TYPE_CHECKING:
     from fleetfix.lab.rehearsal import Lab
 
 Make = Callable[[trouble.Scene, Mapping[str, Any]], Json]
+MOST = 3600
+"""The largest number that an option takes."""
+
 Heal = Callable[[trouble.Scene, Json], None]
 
 
@@ -119,14 +123,30 @@ def make(lab: Lab, name: str, fault: str, options: Mapping[str, Json]) -> str:
     if known is None:
         hint = hint_for(fault.replace("-", "_"), FAULTS) or f"one of {', '.join(FAULTS)}"
         raise LabError(f"no fault is called {fault}", hint=hint)
-    for option in options:
+    for option, value in options.items():
         if option not in known.options:
-            raise LabError(f"{fault} has no option {option}", hint=hint_for(option, known.options))
+            has = ", ".join(known.options) or "none"
+            hint = hint_for(option, known.options) or f"it has: {has}"
+            raise LabError(f"{fault} has no option {option}", hint=hint)
+        _require_kind(option, value, known.options[option])
     lab.host(name)
     scene = trouble.Scene(lab, name)
     undo = known.make(scene, {**known.options, **options})
     _save(lab, name, [*_load(lab, name), {"fault": fault.replace("-", "_"), "undo": undo}])
     return f"{name}: {known.summary}"
+
+
+def _require_kind(option: str, value: Json, default: Json) -> None:
+    """Refuse a value of another kind than the default, before anything is done to the host."""
+    given = f"--set {option}={written(value) or value}"
+    if isinstance(default, str):
+        if not isinstance(value, str):
+            raise LabError(f"{given}: wanted text")
+        return
+    kind = int if isinstance(default, int) else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not 0 <= value <= MOST:
+        wish = "a whole number" if kind is int else "a number"
+        raise LabError(f"{given}: wanted {wish} from 0 to {MOST}")
 
 
 def heal(lab: Lab, name: str) -> tuple[str, ...]:

@@ -42,8 +42,11 @@ class HostStatus:
     port: int
     up: bool
     contaminated: bool
+    """Whether wheels of CUDA 13 lie in its environment now."""
     faults: tuple[str, ...]
     processes: int
+    job: bool
+    """Whether its training job runs."""
     tok_s: float | None
 
 
@@ -241,16 +244,23 @@ class Lab:
 
     def _status(self, one: HostRecord, port: int) -> HostStatus:
         up = one.init.process.alive()
+        job = up and self.job(one.name) is not None
         return HostStatus(
             name=one.name,
             address=one.address,
             port=port,
             up=up,
-            contaminated=one.contaminated,
+            contaminated=self._contaminated(one.name),
             faults=faults.present(self, one.name),
             processes=len(self.processes(one.name)) if up else 0,
-            tok_s=self.tok_s(one.name) if up else None,
+            job=job,
+            tok_s=self.tok_s(one.name) if job else None,
         )
+
+    def _contaminated(self, name: str) -> bool:
+        site = "lib/python*/site-packages"
+        venv = self.paths.disk(name) / VENV.lstrip("/")
+        return any(venv.glob(f"{site}/nvidia_*_cu13-*.dist-info"))
 
     @property
     def inventory_path(self) -> Path:

@@ -159,7 +159,9 @@ def show_sources(scene: Scene, undo: Json) -> None:
 def patch(scene: Scene, options: Options) -> str:
     """Patch a file as a careful person does: a copy, changed, put in its place."""
     file = scene.site / options["file"]
-    if not file.is_file():
+    # A path that leads out of the environment could be a file of this machine.
+    inside = file.resolve().is_relative_to(scene.site.resolve())
+    if not inside or not file.is_file():
         raise LabError(f"{scene.name}: {options['file']} is not in the environment")
     was = scene.hold(file)
     file.write_bytes((scene.held / file.name).read_bytes() + b"\n# patched by hand: see our ticket\n")
@@ -216,17 +218,17 @@ def restart_job(scene: Scene, undo: Json) -> None:
 
 def respawn(scene: Scene, options: Options) -> Json:
     """Let a supervisor run the job: a shell loop above it, or a watchdog that is no parent of it."""
+    if options["how"] not in ("loop", "watchdog"):
+        raise LabError(f"--set how={options['how']}: a job respawns by a loop or a watchdog")
     stop_job(scene, {})
     boot = training(scene.gpus())
     if options["how"] == "watchdog":
         keeper = [scene.python, "-c", stock.stand_in("watchdog.py").decode(), json.dumps(as_json(boot))]
-    elif options["how"] == "loop":
+    else:
         line = f"{' '.join(boot.argv)} >>{boot.log} 2>&1 </dev/null"
         script = f"#!/bin/sh\ncd {boot.cwd} || exit 1\nwhile :; do\n  {line}\n  sleep 0.5\ndone\n"
         write_files(scene.disk, [(SUPERVISE.lstrip("/"), script.encode())])
         keeper = ["/bin/sh", SUPERVISE]
-    else:
-        raise LabError(f"a job respawns by a loop or a watchdog, not by {options['how']}")
     keep = Boot(keeper, boot.cwd, boot.env, "/dev/null", boot.nofile)
     return {"pid": jobs.start(scene.init, scene.python, keep)}
 
@@ -250,6 +252,8 @@ def foreign_job(scene: Scene, options: Options) -> Json:
         raise LabError(
             f"{user} is no user of {scene.name}", hint="a lab of root has alice; others have root only"
         )
+    if options["gpu"] >= scene.gpus():
+        raise LabError(f"--set gpu={options['gpu']}: {scene.name} has GPUs 0 to {scene.gpus() - 1}")
     home = "/home/alice"
     venv = f"{home}/venv"
     place = scene.disk / home.lstrip("/")

@@ -24,11 +24,13 @@ class LabHost(Protocol):
     @property
     def faults(self) -> tuple[str, ...]: ...
     @property
+    def job(self) -> bool: ...
+    @property
     def tok_s(self) -> float | None: ...
 
 
 def status_text(hosts: Iterable[LabHost]) -> str:
-    """`gpu01  127.77.0.1:40022  up  made contaminated  12.8K tok/s  faults: vanish`."""
+    """`gpu01  127.77.0.1:40022  up  contaminated  12.8K tok/s  faults: vanish`."""
     return "\n".join(_line(one) for one in hosts)
 
 
@@ -37,7 +39,13 @@ def _line(host: LabHost) -> str:
         host.name,
         f"{host.address}:{host.port}",
         "up" if host.up else "DOWN",
-        "made contaminated" if host.contaminated else "made clean",
-        f"{rate(host.tok_s)} tok/s" if host.tok_s is not None else "no tok/s yet",
+        "contaminated" if host.contaminated else "no CUDA 13",
+        _speed(host),
     ]
     return "  ".join(words) + (f"  faults: {', '.join(host.faults)}" if host.faults else "")
+
+
+def _speed(host: LabHost) -> str:
+    if not host.job:
+        return "no job"
+    return f"{rate(host.tok_s)} tok/s" if host.tok_s is not None else "no tok/s yet"

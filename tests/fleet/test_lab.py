@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -365,6 +366,39 @@ def test_a_fault_shows_and_heals_without_a_trace(lab: Lab, fault: str) -> None:
     assert lab.heal("gpu03") == (fault,)
     assert lab.files("gpu03", ignore=JOB_WRITES) == before
     assert lab.status()[2].faults == ()
+
+
+@pytest.mark.parametrize(
+    ("fault", "option", "value", "said"),
+    [
+        ("respawning_job", "how", "foo", "by a loop or a watchdog"),
+        ("slow", "seconds", "abc", "--set seconds=abc: wanted a number from 0 to 3600"),
+        ("slow", "seconds", -1, "wanted a number"),
+        ("foreign_job", "gpu", 0.5, "wanted a whole number"),
+        ("foreign_job", "gpu", 2, "gpu03 has GPUs 0 to 1"),
+        ("local_patch", "file", "../../../pyvenv.cfg", "is not in the environment"),
+        ("no_job", "how", "x", "no_job has no option how"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_done(
+    lab: Lab, fault: str, option: str, value: object, said: str
+) -> None:
+    job = lab.job("gpu03")
+    with pytest.raises(LabError, match=re.escape(said)):
+        lab.break_host("gpu03", fault, **{option: value})
+    assert lab.job("gpu03") == job
+    assert lab.status()[2].faults == ()
+
+
+def test_the_status_is_of_now_and_not_of_how_the_host_was_made(fresh: Callable[..., Lab]) -> None:
+    lab = fresh("n1")
+    eventually(lambda: lab.tok_s("n1") is not None)
+    (before,) = lab.status()
+    assert (before.contaminated, before.job, before.tok_s is not None) == (True, True, True)
+    lab.break_host("n1", "no_job")
+    mend_packages(lab, "n1")
+    (after,) = lab.status()
+    assert (after.contaminated, after.job, after.tok_s) == (False, False, None)
 
 
 def test_a_mismatched_driver_starts_nothing_new(lab: Lab) -> None:
