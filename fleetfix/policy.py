@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from fleetfix.commands import Seconds, Value
@@ -74,6 +74,15 @@ class Share:
         }
 
 
+def _some(share: Share) -> Share:
+    if not (share.count or share.percent):
+        raise ValueError("a batch of at least 1 host, or of a share above 0%")
+    return share
+
+
+Size = Annotated[Share, AfterValidator(_some)]
+
+
 def _one_or_many(value: object) -> object:
     return value if isinstance(value, list | tuple) else (value,)
 
@@ -83,7 +92,7 @@ class Policy(Value):
 
     canary: int = Field(default=1, ge=0)
     """The first hosts with something to do; alone, and before all others."""
-    batch: Annotated[tuple[Share, ...], BeforeValidator(_one_or_many), Field(min_length=1)] = Field(
+    batch: Annotated[tuple[Size, ...], BeforeValidator(_one_or_many), Field(min_length=1)] = Field(
         default=(Share(None, 25.0),), json_schema_extra={"default": ["25%"]}
     )
     """Sizes of the batches after the canary, one or a list; the last one repeats."""

@@ -54,6 +54,9 @@ TABLE: list[tuple[tuple[str, ...], str]] = [
     ((*RUN, *ALL, "--forks"), "hint: fleetfix run --help"),
     ((*RUN, *ALL, "--canary", "-1"), "--canary"),
     ((*RUN, *ALL, "--batch", "some"), "--batch"),
+    ((*RUN, *ALL, "--batch", "0"), "--batch '0': a batch of at least 1 host"),
+    ((*RUN, *ALL, "--batch", "1,0%"), "--batch '0%': a batch of at least 1 host"),
+    (("run", "./nobatch.yaml", *ALL, "-i", "hosts.yaml"), "at least 1 host, or of a share above 0%, not 0"),
     ((*RUN, *ALL, "--max-failures", "many"), "--max-failures"),
     ((*RUN, *ALL, "--max-unreachable", "200%"), "--max-unreachable"),
     ((*RUN, *ALL, "--yes-hosts", "3"), "--yes-hosts 3, but 4 hosts"),
@@ -75,6 +78,9 @@ TABLE: list[tuple[tuple[str, ...], str]] = [
 @pytest.fixture(autouse=True)
 def _bad_files(place: Path) -> None:
     (place / "broken.yaml").write_text("name: x\n\tsteps: []\n")
+    (place / "nobatch.yaml").write_text(
+        "name: x\npolicy: {batch: [1, 0]}\nsteps:\n  - {id: a, command: {argv: [x], always: true}}\n"
+    )
     (place / "when.yaml").write_text(
         "name: x\nsteps:\n  - id: a\n    command: {argv: [x], always: true}\n    when: yes\n"
     )
