@@ -10,6 +10,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from fleetfix.action import Action, Plan, Probe
 from fleetfix.commands import Call, Change, Completed, Read, Value
+from fleetfix.domain.masking import masked
 
 Argv = Annotated[tuple[str, ...], Field(min_length=1)]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -128,7 +129,8 @@ class Command(ByWord):
 
 
 def shortened(text: str, most: int = 72) -> str:
-    """The first line of a text that says something, cut where it is long."""
+    """The first line of a text that says something, without secrets, cut where it is long."""
+    text = masked(text)
     lines = [line.strip() for line in text.splitlines()]
     said = [line for line in lines if line and not line.startswith("#")]
     first = said[0] if said else text.strip()

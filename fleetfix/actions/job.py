@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fleetfix.action import Action, Plan, Planned, Probe
 from fleetfix.commands import Call, Change, Read, Seconds, Value
+from fleetfix.domain.masking import masked
 from fleetfix.domain.throughput import from_zero
 
 
@@ -115,7 +116,7 @@ class Job(Action[JobFacts]):
             return Plan(blocked=_began_from_zero(facts.from_zero))
         dead = [job for job in facts.captured if not job.alive]
         if dead:
-            what = ", ".join(f"{job.user}'s {' '.join(job.argv)[:60]}" for job in dead)
+            what = ", ".join(f"{job.user}'s {masked(' '.join(job.argv))[:60]}" for job in dead)
             return Plan(changes=(self._start(f"start {what} again, as it ran"),))
         if facts.captured or facts.current is not None:
             return Plan(notes=tuple(self._notes(facts)))
@@ -166,7 +167,7 @@ class Job(Action[JobFacts]):
 
 
 def _title(described: JobDescription) -> str:
-    return (described.command or " ".join(described.argv or ()))[:80]
+    return masked(described.command or " ".join(described.argv or ()))[:80]
 
 
 def _began_from_zero(stopped: StoppedFromZero) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from os.path import basename
 
 from fleetfix.commands import Value
+from fleetfix.domain.masking import masked
 
 
 class GpuJob(Value):
@@ -43,7 +44,7 @@ class GpuJob(Value):
         """What runs, in a few words: `python train.py`."""
         words = [basename(self.argv[0])] if self.argv else ["?"]
         words += [basename(word) for word in self.argv[1:] if word and not word.startswith("-")][:1]
-        return " ".join(words)[:60]
+        return masked(" ".join(words))[:60]
 
     def __str__(self) -> str:
         return f"{self.user}'s job {self.pid} ({self.command})"

@@ -1,7 +1,8 @@
 """What is kept of a job before it is stopped, so that it can be started exactly as it ran.
 
 A capture holds the job's whole environment, secrets included: it stays on the host, 0600, in the
-run's folder, and is dropped after success.
+run's folder, and is dropped after success, and after an undo that brought the jobs back. A host that
+ended unproven or failed keeps it, for the undo that may still come starts the jobs from it.
 """
 
 import json
@@ -10,7 +11,7 @@ import re
 import resource
 import stat
 
-from fleetfix.remote import procs
+from fleetfix.remote import masking, procs
 from fleetfix.remote.api import Refusal, alive, write_durably
 
 LIMITS = {
@@ -59,6 +60,12 @@ def of_run(ctx):
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     steps = [name[: -len(".json")] for name in names if name.endswith(".json") and not is_record(name)]
     return [(step, found) for step in steps for found in (_load(path_of(ctx, step)),) if found]
+
+
+def secrets_of_run(ctx):
+    """The values of the secret-looking variables of everything this run has captured."""
+    entries = [entry for _, found in of_run(ctx) for entry in found["jobs"]]
+    return [value for entry in entries for value in masking.values_of(entry["environ"])]
 
 
 def is_record(name):

@@ -126,7 +126,7 @@ def _started_again(pid):
 
 def said(pid):
     """What a process is, in a few words."""
-    return " ".join(procs.shown(procs.argv_of(pid)))[:80] or procs.comm_of(pid) or "gone"
+    return " ".join(procs.shown_of(pid))[:80] or procs.comm_of(pid) or "gone"
 
 
 def pids():

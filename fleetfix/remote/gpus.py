@@ -56,13 +56,13 @@ def who_is(pid):
     uid = procs.uid_of(pid)
     if uid is None:
         return None
-    argv = procs.shown(procs.argv_of(pid))[:6] or [procs.comm_of(pid)]
+    argv = procs.shown_of(pid)[:6] or [procs.comm_of(pid)]
     return {"uid": uid, "user": user_name(uid), "argv": argv, "allowed": procs.is_allowed(pid)}
 
 
 def _shown(job):
     kept = {name: job[name] for name in ("pid", "user", "gpus")}
-    return dict(kept, argv=procs.shown(job["argv"])[:6])
+    return dict(kept, argv=procs.shown_of(job["pid"])[:6])
 
 
 def _smi(ctx, options):

@@ -198,7 +198,7 @@ def found(ctx):
         "jobs": [_reduced(job, own) for job in jobs[:40]],
         "left_out": max(len(jobs) - 40, 0),
         "schedulers": procs.scheduler_daemons(),
-        "monitors": [dict(one, argv=procs.shown(procs.argv_of(one["pid"]))[:4]) for one in watching[:10]],
+        "monitors": [dict(one, argv=procs.shown_of(one["pid"])[:4]) for one in watching[:10]],
     }
 
 
@@ -208,7 +208,7 @@ def _reduced(job, own):
     kept = ("pid", "start", "uid", "user", "environments", "gpus", "orphan", "scheduler", "unit")
     reduced = {name: job[name] for name in (*kept, "user_unit", "inside", "container")}
     reduced.update(
-        argv=procs.shown(job["argv"])[:8],
+        argv=procs.shown(job["argv"], environ)[:8],
         holders=len(job["holders"]),
         processes=len(tree),
         supervisor=" ".join(job["supervisor"]["argv"])[:80] if job["supervisor"] else None,
@@ -247,7 +247,7 @@ def _uv_run(tree, environ):
         argv = procs.argv_of(pid)
         runs = argv and os.path.basename(argv[0]) == "uv" and "run" in argv[1:]
         if runs and not {"--no-sync", "--no-project"} & set(argv):
-            return " ".join(procs.shown(argv))[:120]
+            return " ".join(procs.shown(argv, environ))[:120]
     return None
 
 
@@ -260,7 +260,7 @@ def state(ctx, step):
     """
     entries = captured(ctx, step) or {"jobs": [], "orphans": []}
     live = live_job(ctx)
-    here = {"pid": live["pid"], "argv": procs.shown(live["argv"])[:8]} if live else None
+    here = {"pid": live["pid"], "argv": procs.shown_of(live["pid"])[:8]} if live else None
     return {
         "captured": _fates(ctx, entries["jobs"]),
         "orphans": len(entries["orphans"]),
@@ -278,7 +278,7 @@ def _fates(ctx, entries):
         taken.update(found[:1] if found else ())
         fates.append(
             {
-                "argv": procs.shown(entry["argv"])[:8],
+                "argv": procs.shown(entry["argv"], entry["environ"])[:8],
                 "user": user_name(entry["uid"]),
                 "alive": found is not None,
                 "unit": entry["unit"],

@@ -15,7 +15,7 @@ import signal
 import stat
 import time
 
-from fleetfix.remote import capture, procs
+from fleetfix.remote import capture, masking, procs
 from fleetfix.remote.api import Refusal, alive, stat_of, write_durably
 
 SETTLE = 1.0  # seconds that a job must live to count as started
@@ -42,7 +42,7 @@ def start(ctx, index, entry, by, there, guard=False):
     finally:
         os.close(lock)
     record = record_of(folder, index)
-    see_it_live(record, ctx.remaining(SETTLE))
+    see_it_live(record, ctx.remaining(SETTLE), masking.values_of(entry["environ"]))
     return record["pid"], True, notes
 
 
@@ -131,7 +131,7 @@ def new_record(ctx, entry, by, log, guard):
         "step": ctx.step,
         "by": by,
         "guard": guard,
-        "argv": procs.shown(entry["argv"]),
+        "argv": procs.shown(entry["argv"], entry["environ"]),
         "uid": entry["uid"],
         "environment": entry["environment"],
         "unit": entry.get("unit"),
@@ -230,7 +230,7 @@ def _talk(answers, go, run, index):
         elif word == "note":
             notes.append(rest)
         elif word == "error":
-            raise Refusal("command", "the job could not be started: " + rest)
+            raise Refusal("command", "the job could not be started: " + masking.masked(rest))
     if not ready:
         raise Refusal("command", "the job could not be started: its stub was killed")
     return notes
@@ -260,13 +260,16 @@ def _quiet(argv):
     return os.waitpid(child, 0)[1]
 
 
-def see_it_live(record, seconds):
-    """Refuse with `command` and the last lines of its log when a started job ends within `seconds`."""
+def see_it_live(record, seconds, secrets):
+    """Refuse with `command` and the last lines of its log when a started job ends within `seconds`.
+
+    `secrets` are values that must not stand in them.
+    """
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if not runs(record):
             lines = capture.read_log(record["log"], record["offset"]) if record["log"] else []
-            last = " | ".join(line.strip()[:300] for line in lines[-3:])
+            last = " | ".join(masking.masked(line.strip(), secrets)[:300] for line in lines[-3:])
             said = "the job ended at once" + (": " + last if last else "")
             raise Refusal("command", said, record["log"] or "it wrote no log")
         time.sleep(0.05)

@@ -38,7 +38,7 @@ def libraries(ctx):
     inside = [path for path in libraries if procs.ENVIRONMENT.match(procs.undeleted(path))]
     cuda = sorted(path for path in libraries if CUDA_LIBRARY.search(path))
     return {
-        "job": {"pid": job["pid"], "argv": procs.shown(job["argv"])[:6]},
+        "job": {"pid": job["pid"], "argv": procs.shown_of(job["pid"])[:6]},
         "complete": complete,
         "loaded": len(inside),
         "deleted": sorted(path for path in inside if path.endswith(" (deleted)"))[:MOST],

@@ -10,7 +10,7 @@ import json
 import os
 import re
 
-from fleetfix.remote import units
+from fleetfix.remote import masking, units
 from fleetfix.remote.api import all_processes, read, stat_of, user_name
 
 DEVICES = re.compile(r"^/dev/nvidia([0-9]+)$")
@@ -348,9 +348,15 @@ def in_container(pid, cgroup, own_cgroup):
 # -- all of them --------------------------------------------------------------------------------
 
 
-def shown(argv):
-    """An argv cut to what is shown."""
-    return [one if len(one) <= LENGTH else one[: LENGTH - 1] + "…" for one in argv[:ITEMS]]
+def shown(argv, environ=None):
+    """An argv as it may be shown: cut, and without secrets, those that `environ` holds included."""
+    argv = masking.masked_argv(argv[:ITEMS], masking.values_of(environ))
+    return [one if len(one) <= LENGTH else one[: LENGTH - 1] + "…" for one in argv]
+
+
+def shown_of(pid):
+    """The argv of a process as it may be shown."""
+    return shown(argv_of(pid), environ_of(pid))
 
 
 def survey():
@@ -391,13 +397,13 @@ def _holder(pid, table, own, own_cgroup, gpus, maps):
         "user": None if uid is None else user_name(uid),
         "exe": link(pid, "exe"),
         "comm": comm_of(pid),
-        "argv": shown(argv_of(pid)),
+        "argv": shown_of(pid),
         "cwd": link(pid, "cwd"),
         "cgroup": cgroup[:LENGTH],
         "gpus": sorted(gpus),
         "environment": environment_in(maps),
-        "launcher": {"pid": top, "start": table[top][2], "argv": shown(argv_of(top))},
-        "above": {"pid": above, "names": sorted(names_of(above)), "argv": shown(argv_of(above))},
+        "launcher": {"pid": top, "start": table[top][2], "argv": shown_of(top)},
+        "above": {"pid": above, "names": sorted(names_of(above)), "argv": shown_of(above)},
         "scheduler": scheduler_of(cgroup, environ_of(pid)),
         "unit": unit,
         "user_unit": user_unit,

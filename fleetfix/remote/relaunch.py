@@ -5,7 +5,7 @@ import os
 import pwd
 import time
 
-from fleetfix.remote import capture, ending, jobs, launch, procs, units
+from fleetfix.remote import capture, ending, jobs, launch, masking, procs, units
 from fleetfix.remote.api import (
     Refusal,
     alive,
@@ -113,12 +113,17 @@ def _systemctl(ctx, verb, unit, seconds):
     ran = ctx.command(["systemctl", verb, unit], timeout=seconds)
     if ran.exit != 0:
         why = (ran.errors or ran.text).strip().split("\n")[-1][:300]
-        raise Refusal("command", "systemctl %s %s: %s" % (verb, unit, why or "no answer in time"))
+        raise Refusal(
+            "command", "systemctl %s %s: %s" % (verb, unit, masking.masked(why) or "no answer in time")
+        )
 
 
 @write
 def restore(ctx):
-    """Undo `stop`: the jobs it stopped run again, exactly as they ran; nothing where they still do."""
+    """Undo `stop`: the jobs it stopped run again, exactly as they ran; nothing where they still do.
+
+    The capture is dropped once they all run: nothing needs it any more.
+    """
     begun = ctx.recall("signalled")
     entries = capture.of_step(ctx, ctx.step)
     if begun is None or entries is None:
@@ -129,7 +134,9 @@ def restore(ctx):
         ctx, [one for one in begun["trees"] if any(alive(*member) for member in one[2])], begun["grace"]
     )
     _refuse_from_zero(ctx)
-    return _start_all(ctx, entries["jobs"], "restore", [], False)
+    answer = _start_all(ctx, entries["jobs"], "restore", [], False)
+    forget(ctx)
+    return answer
 
 
 def _refuse_from_zero(ctx):
@@ -198,7 +205,8 @@ def _start_unit(ctx, index, entry, by, guard):
     folder = os.path.join(ctx.state, "job")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     launch.keep_record(folder, index, dict(record, pid=pid, start=stat[2]))
-    launch.see_it_live(launch.record_of(folder, index), ctx.remaining(launch.SETTLE))
+    secrets = masking.values_of(entry["environ"])
+    launch.see_it_live(launch.record_of(folder, index), ctx.remaining(launch.SETTLE), secrets)
     return pid
 
 
@@ -266,7 +274,7 @@ def settle(ctx, seconds, guard=True):
 
 
 def _at_work(ctx, record, guard):
-    launch.see_it_live(record, 0.01)
+    launch.see_it_live(record, 0.01, capture.secrets_of_run(ctx))
     seen, first = record.get("steps_seen"), capture.first_step(record["log"], record["offset"])
     if guard and from_zero(first, seen):
         _stop_from_zero(ctx, record, first, seen)
