@@ -82,6 +82,7 @@ class GpuProcesses(Action[ProcessFacts]):
         limit = (self.grace * 1.5 + AFTER_GRACE) * max(len(targets), 1)
         return Change(
             key=f"stop:{'+'.join(names)}",
+            parts=_announced(targets),
             summary=f"stop {', '.join(str(job) for job in targets)}: {gpus} GPUs",
             before="running: " + ", ".join(f"{job.pid} ({job.processes} processes)" for job in targets),
             after="stopped; captured, so that it can be started exactly as it ran",
@@ -94,6 +95,15 @@ class GpuProcesses(Action[ProcessFacts]):
             alters=("job",),
             job="stops",
         )
+
+
+def _announced(targets: tuple[GpuJob, ...]) -> tuple[str, ...]:
+    """Each job by what it is, so that another one that comes meanwhile is not stopped unannounced.
+
+    Not by its pid: the same job, started anew before its turn, is the one that was announced.
+    """
+    names = sorted(f"{job.user}: {job.command}, {len(job.gpus)} GPUs" for job in targets)
+    return tuple(f"{name}, #{names[:place].count(name) + 1}" for place, name in enumerate(names))
 
 
 def _nothing_starts(reply: Completed) -> str | None:

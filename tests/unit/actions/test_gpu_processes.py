@@ -64,7 +64,7 @@ def plan(*args: Any, **kwargs: Any) -> Any:
 def test_a_job_of_the_environment_is_stopped_by_one_change() -> None:
     (change,) = plan(found(job())).changes
     assert change.key == "stop:python"
-    assert change.parts == ()
+    assert change.parts == ("root: python torchrun, 2 GPUs, #1",)
     assert (change.risk, change.alters) == ("compensable", ("job",))
     assert [call.function for call in change.do] == ["relaunch.stop"]
     assert change.do[0].args == {"targets": [{"pid": 4211, "start": 100}], "grace": 60.0}
@@ -82,6 +82,25 @@ def test_after_the_stop_nothing_is_planned() -> None:
 def test_a_job_started_anew_is_announced_by_the_same_key() -> None:
     one, two = (plan(found(job(pid))).changes[0] for pid in (4211, 5000))
     assert one.announces() == two.announces()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [job(), job(5, gpus=[2, 3])],  # a second one that looks the same
+        [job(5, gpus=[0, 1, 2, 3])],
+        [job(5, argv=[VENV + "/bin/python", VENV + "/bin/torchrun2"])],
+        [job(), job(5, argv=[VENV + "/bin/python", "other.py"], gpus=[2])],
+    ],
+)
+def test_another_job_that_came_meanwhile_is_not_announced(other: list[dict[str, Any]]) -> None:
+    before, now = plan(found(job())).changes[0], plan(found(*other)).changes[0]
+    assert not now.announces() <= before.announces()
+
+
+def test_fewer_jobs_than_announced_are() -> None:
+    before = plan(found(job(), job(5, gpus=[2, 3]))).changes[0]
+    assert plan(found(job(5, gpus=[2, 3]))).changes[0].announces() <= before.announces()
 
 
 def test_no_job_at_all_plans_nothing_and_blocks_nothing() -> None:
