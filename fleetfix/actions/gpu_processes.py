@@ -114,10 +114,15 @@ def _nothing_starts(reply: Completed) -> str | None:
 
 
 def _unseen(found: Found, survey: dict[str, Any]) -> tuple[str, ...]:
-    """Foreign processes that nvidia-smi lists where /proc is closed to an ordinary user."""
+    """Foreign processes that nvidia-smi lists where /proc is closed to an ordinary user.
+
+    One that cannot be seen at all may be anybody's: /proc hides those of others (hidepid).
+    """
     own = {job.uid for job in found.jobs}
     return tuple(
         f"{who['user']}'s process {pid} ({' '.join(map(basename, who['argv'][:2]))})"
-        for pid, who in sorted(survey["listed"].items())
-        if who is not None and who["uid"] not in own and not who["allowed"]
+        if who is not None
+        else f"process {pid}, which this user cannot see (use become: true),"
+        for pid, who in sorted(survey["listed"].items(), key=lambda one: (one[1] is None, int(one[0])))
+        if who is None or (who["uid"] not in own and not who["allowed"])
     )

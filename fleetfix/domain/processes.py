@@ -153,4 +153,7 @@ def _notes(found: Found, targets: Sequence[GpuJob], others: Sequence[GpuJob]) ->
         name = basename(one.argv[0]) if one.argv else "?"
         yield f"left alone: {one.user}'s process {one.pid} ({name}) watches the GPUs and computes nothing"
     if not found.complete:
-        yield "processes of other users could not be looked at; nvidia-smi's list stands in"
+        yield (
+            "processes of other users could not be looked at; nvidia-smi's list stands in, "
+            "and what it does not list is not known"
+        )

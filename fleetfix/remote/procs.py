@@ -360,11 +360,14 @@ def shown_of(pid):
 
 
 def survey():
-    """(complete, [holder]) of every process that holds a GPU. Not complete: some were closed to us."""
+    """(complete, [holder]) of every process that holds a GPU. Not complete: some were closed to us.
+
+    Under hidepid the processes of others are not even listed: init's own is among them.
+    """
     table, own = all_processes(), ancestors()
     own_cgroup = cgroup_of(os.getpid())
     kernel = 2 if comm_of(2) == "kthreadd" else -1
-    complete, found = True, []
+    complete, found = os.geteuid() == 0 or 1 in table, []
     for pid in sorted(table):
         if pid in own or table[pid][0] in "ZX" or kernel in (pid, table[pid][1]):
             continue

@@ -196,6 +196,20 @@ def test_a_view_that_is_not_whole_says_so(host: GpuHost) -> None:
     assert host.context().as_user(65534, lambda: procs.survey()[0]) is False
 
 
+def test_a_view_without_the_processes_of_others_is_not_whole(
+    host: GpuHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = host.train(host.environment())
+    every, real, devices = procs.all_processes, procs._maps, procs.devices_of
+    monkeypatch.setattr(procs, "_maps", lambda one: b"" if one != pid else real(one))
+    monkeypatch.setattr(procs, "devices_of", lambda one: (set(), False) if one != pid else devices(one))
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    assert procs.survey()[0] is True
+    monkeypatch.setattr(procs, "all_processes", lambda: {k: v for k, v in every().items() if k != 1})
+    complete, found = procs.survey()
+    assert (complete, [one["pid"] for one in found]) == (False, [pid])
+
+
 def test_the_runner_and_all_above_it_are_no_job() -> None:
     own = procs.ancestors()
     assert {os.getpid(), os.getppid()} <= own

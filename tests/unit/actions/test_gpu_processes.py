@@ -159,5 +159,11 @@ def test_an_ordinary_user_asks_nvidia_smi_for_the_others() -> None:
     assert any("could not be looked at" in note for note in alone.notes)
 
 
+def test_a_process_that_only_nvidia_smi_sees_may_be_anybodys() -> None:
+    seen = plan(found(job(), complete=False), survey={"listed": {"4217": None}})
+    assert seen.changes == ()
+    assert seen.blocked == "process 4217, which this user cannot see (use become: true), holds these GPUs"
+
+
 def test_the_grace_is_a_time() -> None:
     assert GpuProcesses.model_validate({"using": "of-job", "grace": "2m"}).grace == 120.0
