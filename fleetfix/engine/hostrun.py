@@ -16,9 +16,10 @@ from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.outcomes import Phase, outcome_of
 from fleetfix.engine.pending import Foreseen, foresee
-from fleetfix.engine.phases import StepEnd, StepRun, shown
+from fleetfix.engine.phases import StepEnd, StepRun
 from fleetfix.engine.rollback import undo_all, verify_as_before
 from fleetfix.engine.rollout import why_not_begin
+from fleetfix.engine.survey import is_asked, refuse_where_taken, step_planned
 from fleetfix.errors import Failure, HostError
 from fleetfix.events import (
     HostConnected,
@@ -31,7 +32,6 @@ from fleetfix.events import (
     RollbackFinished,
     RollbackStarted,
     StepFinished,
-    StepPlanned,
 )
 from fleetfix.inventory import Host
 from fleetfix.playbook import Step
@@ -71,14 +71,15 @@ class HostRun:
 
     async def _survey(self) -> None:
         session = await self._connect()
-        self._refuse_where_taken(session)
+        refuse_where_taken(session.info, self.context.request.run, self.host.name)
         line = self._line
         assert line is not None
-        facts = await line.ask_all({step.id: step.act.probe() for step in self.steps if _asked(step)})
+        facts = await line.ask_all({step.id: step.act.probe() for step in self.steps if is_asked(step)})
         errors = {id: got.failure for id, got in facts.items() if isinstance(got, HostError)}
         known = {id: got for id, got in facts.items() if id not in errors}
         for one in foresee(self.steps, known):
-            self._plan_step(one, errors.get(one.step.id))
+            self._foreseen[one.step.id] = one
+            self.context.recorder.record(step_planned(self.host.name, one, errors.get(one.step.id)))
         self._finish_planning(errors)
 
     async def _connect(self) -> Session:
@@ -99,42 +100,6 @@ class HostRun:
         if not info.durable and not self.context.request.dry:
             self._say("", f"records go to {info.home}: a reboot would make what was done here unknown")
         return session
-
-    def _refuse_where_taken(self, session: Session) -> None:
-        """A host that another run left half done, or changes now, is no ground for a plan."""
-        lease = session.info.lease
-        if lease is not None and lease.run != self.context.request.run and lease.expires > session.info.now:
-            message = f"run {lease.run} of {lease.operator} on {lease.controller} writes here now"
-            raise HostError(Failure(kind="lease_held", message=message, hint="wait until it has ended"))
-        for claim in session.info.claims:
-            if claim.run != self.context.request.run:
-                what = "; ".join(claim.open) or "work left open"
-                message = f"run {claim.run} by {claim.operator} is unfinished here: {what}"
-                hint = f"fleetfix rollback {claim.run} --hosts {self.host.name}"
-                raise HostError(Failure(kind="unfinished", message=message, hint=hint))
-
-    def _plan_step(self, one: Foreseen, error: Failure | None) -> None:
-        step = one.step
-        self._foreseen[step.id] = one
-        verdict = "will be checked" if isinstance(step.act, Check) else None
-        reason = ""
-        if one.verdict is not None:
-            verdict, reason = one.verdict.result, one.verdict.reason
-        blocked = one.plan.blocked
-        if error is not None and isinstance(step.act, Action):
-            blocked = error.message
-        self.context.recorder.record(
-            StepPlanned(
-                host=self.host.name,
-                step=step.id,
-                pending=one.pending,
-                changes=tuple(shown(change) for change in one.plan.changes) if one.pending else (),
-                blocked=blocked if one.pending or error is not None else None,
-                notes=one.plan.notes,
-                verdict=verdict,
-                reason=reason,
-            )
-        )
 
     def _finish_planning(self, errors: dict[str, Failure]) -> None:
         for step in self.steps:
@@ -427,9 +392,3 @@ class HostRun:
         if self._line is not None:
             line, self._line = self._line, None
             await line.session.close()
-
-
-def _asked(step: Step) -> bool:
-    """Whether the survey asks a step. A check of what an earlier step did has nothing to look at yet:
-    to ask it would, for one, import torch beside the training that still runs."""
-    return isinstance(step.act, Action) or not step.when_changed
