@@ -176,6 +176,26 @@ setsid /opt/train/venv/bin/python /opt/train/venv/bin/torchrun --nproc-per-node=
   --config llama3-8b.toml </dev/null >>/var/log/train/train.log 2>&1 &
 """
 
+
+def test_no_secret_of_the_job_leaves_its_host_and_none_is_kept_there(site: Make) -> None:
+    lab = site("gpu[01-02]")
+    lab.lab.break_host("gpu02", "load_fails")
+    (secret,) = (
+        one.partition("=")[2] for one in lab.job("gpu01").environ if one.startswith("WANDB_API_KEY=")
+    )
+    ran = lab.run("gpu[01-02]")
+    assert ran.outcomes == {"gpu01": "changed", "gpu02": "rolled_back"}, ran.told
+    shown = [lab("show", ran.run_id, host).out for host in ("gpu01", "gpu02")]
+    journal = b"".join(path.read_bytes() for path in (lab.home / "state").iterdir() if path.is_file())
+    assert secret not in ran.out + ran.err + "".join(shown)
+    assert secret.encode() not in journal
+    for host in ("gpu01", "gpu02"):
+        kept = independent.root(lab.pid(host)) / "var/lib/fleetfix"
+        files = [path for path in kept.rglob("*") if path.is_file()]
+        assert files
+        assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
 STUBBORN = """
 name: stubborn
 steps:
