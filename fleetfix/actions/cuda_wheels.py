@@ -46,7 +46,7 @@ class CudaWheels(Action[WheelFacts]):
         if found.empty:
             return Plan(notes=found.notes)
         blocked = _no_room(facts) if staged else _not_staged(facts, found)
-        blocked = facts.stuck or blocked or (None if stopped else _in_use(facts))
+        blocked = facts.stuck or blocked or _others(facts) or (None if stopped else _in_use(facts))
         if blocked:
             return Plan(blocked=blocked, notes=found.notes)
         return Plan(changes=(self._change(facts, found),), notes=found.notes)
@@ -108,6 +108,15 @@ def _in_use(facts: WheelFacts) -> str | None:
     if env is None or not env.used_by:
         return None
     return f"{env.used_by[0]} uses {env.path} (a `gpu_processes` step before this one stops it)"
+
+
+def _others(facts: WheelFacts) -> str | None:
+    """Who goes on using the environment whatever GPU job is stopped."""
+    env = facts.audit.env
+    if env is None or not env.others:
+        return None
+    more = f" and {len(env.others) - 1} more" if len(env.others) > 1 else ""
+    return f"{env.others[0]}{more} uses {env.path} without a GPU: end that first"
 
 
 def _no_room(facts: WheelFacts) -> str | None:

@@ -126,6 +126,8 @@ class Place(Value):
     by: str | None = None
     used_by: tuple[str, ...] = ()
     """The live jobs that map it, e.g. `job 4211 of alice`."""
+    others: tuple[str, ...] = ()
+    """Processes that use it and are no part of a GPU job, e.g. `alice's python (pid 12)`."""
     filesystems: tuple[str, ...] = ()
     """The types of the file systems that it lies on."""
 

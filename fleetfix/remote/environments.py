@@ -3,8 +3,8 @@
 import glob
 import os
 
-from fleetfix.remote import capture, owners, procs
-from fleetfix.remote.api import Refusal, read, user_name
+from fleetfix.remote import capture, ending, owners, procs
+from fleetfix.remote.api import Refusal, all_processes, read, user_name
 
 SITES = ("lib/python3*/site-packages", "lib64/python3*/site-packages")
 SYSTEM_SITES = ("lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
@@ -80,11 +80,43 @@ def _given(venv, used):
     return _described(path, "given", False, [])
 
 
-def refuse_in_use(path):
-    """Refuse to change an environment that a live job maps: it would load what it did not start with."""
-    users = _living(_in_use_now(), path)
+def refuse_in_use(path, back=False):
+    """Refuse to change an environment that a process uses: it would load what it did not start with.
+
+    On the way `back` only a GPU job counts: half a repair is worse for a notebook than the whole way.
+    """
+    users = _living(_in_use_now(), path) or ([] if back else others_of(path))
     if users:
         raise Refusal("blocked", "%s uses %s" % (", ".join(users[:3]), path), "stop it first")
+
+
+def others_of(path):
+    """Who uses an environment beside the GPU jobs and all that is theirs: ["alice's python (pid 12)"].
+
+    What has libraries of it mapped, or was started as a program of it: a notebook, a job that waits for
+    its peers or still imports torch, an installation.
+    """
+    _, jobs = procs.jobs_here()
+    known = procs.ancestors() | {pid for job in jobs for pid, _ in ending.tree_of(job)}
+    found = []
+    for pid, (state, _, _) in sorted(all_processes().items()):
+        if pid not in known and state not in "ZX" and _uses(pid, path):
+            found.append("%s's %s (pid %d)" % (user_name(procs.uid_of(pid)), procs.comm_of(pid), pid))
+    return found
+
+
+def _uses(pid, path):
+    inside = path + "/"
+    program = (procs.argv_of(pid) or [""])[0].startswith(inside + "bin/")
+    if not program and inside.encode("utf-8", "surrogateescape") not in procs.slurp(pid, "maps"):
+        return False
+    try:
+        # In a container the same path may be another folder.
+        return os.path.samefile("/proc/%d/root%s" % (pid, path), path) and procs.uid_of(pid) is not None
+    except PermissionError:
+        return True
+    except OSError:
+        return False
 
 
 def _living(used, path):

@@ -34,6 +34,7 @@ def audit(ctx, venv, purge=(), cuda=None):
     if where["kind"] != "venv":
         return found
     real = [where["path"], *(os.path.realpath(site) for site in where["site"])]
+    found["env"]["others"] = environments.others_of(where["path"])[:10]
     found["env"]["filesystems"] = mounts.kinds_of(real, mounts.table())
     environment = parts.environment_at(ctx, where)
     found.update(examine(environment, {dists.normal(name) for name in purge}))
@@ -352,7 +353,7 @@ def restore(ctx):
         if ctx.recall("undone"):
             return {"restored": 0}
         raise Refusal("blocked", "the hold %s is gone: it was committed" % held["folder"])
-    environments.refuse_in_use(work["prefix"])
+    environments.refuse_in_use(work["prefix"], back=True)
     fd = holds.opened(held)
     try:
         count = ctx.as_user(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleetfix.remote import ending, environments, procs, relaunch
-from fleetfix.remote.api import stat_of
+from fleetfix.remote.api import Refusal, stat_of
 from tests.unit.gpu_host import GpuHost
 
 
@@ -117,3 +117,38 @@ def test_lib64_that_is_a_link_to_lib_is_one_site(host: GpuHost) -> None:
     venv = host.environment()
     (venv / "lib64").symlink_to("lib")
     assert len(resolve(host, venv)["site"]) == 1
+
+
+def refusal(venv: Path, back: bool = False) -> str | None:
+    try:
+        environments.refuse_in_use(str(venv), back)
+    except Refusal as no:
+        return f"{no.kind}: {no.message}"
+    return None
+
+
+def test_a_process_without_a_gpu_that_maps_the_environment_is_in_the_way(host: GpuHost) -> None:
+    venv = host.environment()
+    assert refusal(venv) is None
+    pid = host.train(venv, gpu=None)
+    who = f"{procs.user_name(os.getuid())}'s {procs.comm_of(pid)} (pid {pid})"
+    assert environments.others_of(str(venv)) == [who]
+    assert refusal(venv) == f"blocked: {who} uses {venv}"
+    assert refusal(venv, back=True) is None
+
+
+def test_a_program_of_the_environment_that_has_mapped_nothing_yet_is_in_the_way(host: GpuHost) -> None:
+    venv = host.environment()
+    pid = host.train(venv, gpu=None, maps=[])
+    assert f"(pid {pid})" in (refusal(venv) or "")
+    assert environments.others_of(str(host.environment("other"))) == []
+
+
+def test_what_belongs_to_the_gpu_job_is_no_other(host: GpuHost) -> None:
+    venv = host.environment()
+    dump = host.path("child")
+    child = {"maps": [host.library(venv)], "dump": str(dump)}
+    pid = host.train(venv, spawns=[child])
+    host.wait(dump.exists)
+    assert environments.others_of(str(venv)) == []
+    assert f"job {pid} of" in (refusal(venv) or "")

@@ -92,3 +92,15 @@ def test_clean_environment_plans_nothing():
 
 def test_equal_facts_give_equal_plans():
     assert STEP.plan(facts(LOST, NEW, LONE)) == STEP.plan(facts(LOST, NEW, LONE))
+
+
+def test_who_uses_the_environment_without_a_gpu_is_in_the_way_whatever_is_stopped():
+    used = facts(LONE)
+    place = PLACE.model_copy(update={"others": ("alice's python (pid 12)", "bob's uv (pid 13)")})
+    used = used.model_copy(update={"audit": used.audit.model_copy(update={"env": place})})
+    said = "alice's python (pid 12) and 1 more uses /opt/train/venv without a GPU: end that first"
+    stop = Change(
+        key="stop:torchrun", summary="stop", do=(), alters=("job",), job="stops", risk="compensable"
+    )
+    assert STEP.plan(used).blocked == said
+    assert STEP.foresee(used, {"stop": (stop,)}).blocked == said
