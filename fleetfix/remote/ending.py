@@ -50,6 +50,13 @@ def end(launcher, members, grace, say=None):
     return len(left)
 
 
+def kill(launcher, members):
+    """KILL at once, with no chance to save anything, and see every process gone."""
+    known = dict(members)
+    known.setdefault(launcher[0], launcher[1])
+    _kill(known)
+
+
 def _tell(pid, known, told):
     _term(pid, known, told)
     if not _handles_term(pid):

@@ -17,6 +17,8 @@ from fleetfix.remote.api import (
     write_durably,
 )
 
+WATCH_RESTORED = 60.0  # seconds that a job brought back by undo may take to show which step it begins at
+
 
 @write
 def stop(ctx, targets, grace):
@@ -109,8 +111,8 @@ def _end_all(ctx, trees, grace):
     return killed
 
 
-def _systemctl(ctx, verb, unit, seconds):
-    ran = ctx.command(["systemctl", verb, unit], timeout=seconds)
+def _systemctl(ctx, verb, unit, seconds, *options):
+    ran = ctx.command(["systemctl", verb, *options, unit], timeout=seconds)
     if ran.exit != 0:
         why = (ran.errors or ran.text).strip().split("\n")[-1][:300]
         raise Refusal(
@@ -122,7 +124,8 @@ def _systemctl(ctx, verb, unit, seconds):
 def restore(ctx):
     """Undo `stop`: the jobs it stopped run again, exactly as they ran; nothing where they still do.
 
-    The capture is dropped once they all run: nothing needs it any more.
+    The capture is dropped once they all run: nothing needs it any more. One that begins from step 0 is
+    stopped at once, as after any other start.
     """
     begun = ctx.recall("signalled")
     entries = capture.of_step(ctx, ctx.step)
@@ -133,8 +136,8 @@ def restore(ctx):
     _end_all(
         ctx, [one for one in begun["trees"] if any(alive(*member) for member in one[2])], begun["grace"]
     )
-    _refuse_from_zero(ctx)
-    answer = _start_all(ctx, entries["jobs"], "restore", [], False)
+    answer = _start_all(ctx, entries["jobs"], "restore", [], True)
+    _watch(ctx, "restore", WATCH_RESTORED, True)
     forget(ctx)
     return answer
 
@@ -157,7 +160,6 @@ def start(ctx, step, described=None, extra=(), guard=True):
     must not begin from step 0, which later checks look at too. Refuses with `command`
     where a job cannot be executed or ends at once, with the last lines of its log.
     """
-    _refuse_from_zero(ctx)
     entries = capture.of_step(ctx, step)
     if entries and entries["jobs"]:
         wanted = entries["jobs"]
@@ -177,11 +179,15 @@ def _start_all(ctx, entries, by, extra, guard):
 
         if entry["unit"]:
             found = there()
+            if not found:
+                _refuse_from_zero(ctx)
             (already if found else started).append(
                 found[0] if found else _start_unit(ctx, index, entry, by, guard)
             )
             notes += [] if found else ["started by its unit " + entry["unit"]]
             continue
+        if not there():
+            _refuse_from_zero(ctx)
         entry = dict(entry, argv=entry["argv"] + extra)
         pid, fresh, said = launch.start(ctx, index, entry, by, there, guard)
         (started if fresh else already).append(pid)
@@ -264,8 +270,12 @@ def settle(ctx, seconds, guard=True):
     At work: it holds a GPU, and has logged a step where its log showed steps before. Silence for
     `seconds` is no error. Refuses with `verify_failed` when it began from zero, `command` when it died.
     """
+    return _watch(ctx, "start", seconds, guard)
+
+
+def _watch(ctx, by, seconds, guard):
     until = time.monotonic() + min(seconds, ctx.remaining() - 1)
-    watched = [one for one in jobs.records(ctx) if one["step"] == ctx.step and one["by"] == "start"]
+    watched = [one for one in jobs.records(ctx) if one["step"] == ctx.step and one["by"] == by]
     while True:
         waiting = [one for one in watched if not _at_work(ctx, one, guard)]
         if not waiting or time.monotonic() > until:
@@ -297,7 +307,11 @@ def _stop_from_zero(ctx, record, first, seen):
     job = jobs.as_job(record["pid"], record["start"])
     marker = os.path.join(ctx.state, "job", jobs.FROM_ZERO)
     write_durably(marker, json.dumps({"first": first, "seen": seen}).encode())
-    _end_started(ctx, job, record, 5.0)
+    # No TERM: told to end, a trainer would save its first steps over the checkpoint that it did not read.
+    if record.get("unit"):
+        _systemctl(ctx, "kill", record["unit"], 30, "--signal=SIGKILL")
+        _systemctl(ctx, "stop", record["unit"], 60)
+    ending.kill((job["pid"], job["start"]), ending.tree_of(job))
     raise Refusal(
         "verify_failed",
         "restarted from zero: stopped at step %d (it had reached %d)" % (first, seen),

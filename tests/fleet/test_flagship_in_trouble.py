@@ -124,6 +124,29 @@ def test_a_run_that_ended_well_can_be_taken_back_and_training_goes_on(site: Make
     assert lab.job("gpu01") == new, "nothing is left to undo"
 
 
+@pytest.mark.parametrize("faults", [["forgets_checkpoint"], ["forgets_checkpoint", "load_fails"]])
+def test_a_job_that_lost_its_checkpoint_is_stopped_before_it_saves_over_it(
+    site: Make, faults: list[str]
+) -> None:
+    lab = site("gpu01")
+    lab.wait_for_speed("gpu01", 12_000, 14_000)
+    for fault in faults:
+        lab.lab.break_host("gpu01", fault)
+    ran = lab.run("gpu01")
+    assert ran.outcomes == {"gpu01": "rollback_failed"}, ran.told
+    finished = ran.finished("gpu01")
+    assert "from zero" in finished["reason"] or "instead of" in finished["reason"]
+    assert finished["job_stopped"]
+    assert independent.jobs(lab.pid("gpu01")) == []
+    assert int(lab.lab.read("gpu01", "/opt/train/checkpoints/latest")) >= FIRST_STEP
+    lab.lab.heal("gpu01")
+    assert lab.lab.run("gpu01", BY_HAND).returncode == 0
+    lab.wait_for_speed("gpu01", 10_000, 21_000)
+    back = lab("rollback", ran.run_id, "-i", lab.inventory)
+    assert back.exit == 0, back.out + back.err
+    assert lab.run("gpu01", "--dry-run").outcomes == {"gpu01": "pending"}, "the host is free again"
+
+
 def ended(process: subprocess.Popen[str]) -> dict[str, str]:
     """Read a run that was started with --json to its end: outcome and reason of each host."""
     assert process.stdout is not None

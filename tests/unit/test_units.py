@@ -235,7 +235,7 @@ def test_a_unit_that_begins_from_zero_is_stopped_by_its_unit(
     host.path("asked").unlink()
     with pytest.raises(Refusal, match="restarted from zero"):
         relaunch.settle(host.context("train"), 10.0)
-    assert host.asked() == ["stop " + UNIT]
+    assert host.asked() == ["kill --signal=SIGKILL " + UNIT, "stop " + UNIT]
     assert host.marked() == []
 
 
