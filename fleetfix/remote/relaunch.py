@@ -137,7 +137,8 @@ def restore(ctx):
         ctx, [one for one in begun["trees"] if any(alive(*member) for member in one[2])], begun["grace"]
     )
     answer = _start_all(ctx, entries["jobs"], "restore", [], True)
-    _watch(ctx, "restore", WATCH_RESTORED, True)
+    fresh = [one for one in jobs.records(ctx) if one["by"] == "restore" and one["pid"] in answer["started"]]
+    _watch(ctx, fresh, WATCH_RESTORED, True)
     forget(ctx)
     return answer
 
@@ -270,12 +271,12 @@ def settle(ctx, seconds, guard=True):
     At work: it holds a GPU, and has logged a step where its log showed steps before. Silence for
     `seconds` is no error. Refuses with `verify_failed` when it began from zero, `command` when it died.
     """
-    return _watch(ctx, "start", seconds, guard)
+    started = [one for one in jobs.records(ctx) if one["step"] == ctx.step and one["by"] == "start"]
+    return _watch(ctx, started, seconds, guard)
 
 
-def _watch(ctx, by, seconds, guard):
+def _watch(ctx, watched, seconds, guard):
     until = time.monotonic() + min(seconds, ctx.remaining() - 1)
-    watched = [one for one in jobs.records(ctx) if one["step"] == ctx.step and one["by"] == by]
     while True:
         waiting = [one for one in watched if not _at_work(ctx, one, guard)]
         if not waiting or time.monotonic() > until:
