@@ -118,7 +118,9 @@ def _complaints(
 
 def _joined(place: Place, messages: list[str]) -> str:
     label = ".".join(str(part) for part in place)
-    text = ", or ".join(messages)
+    # What is missing is missing at once; other messages are of the kinds that a value may have.
+    together = all(message.endswith("is missing") for message in messages)
+    text = (" and " if together else ", or ").join(messages)
     return f"{label}: {text}" if label and not text.startswith("unknown key") else text
 
 
@@ -185,7 +187,7 @@ _WISHES = {
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than_equal": "at most {le}",
-    "too_short": "at least {min_length} of them",
+    "too_short": "a list of at least {min_length}",
     "string_too_short": "at least {min_length} letters",
     "string_pattern_mismatch": "text like {pattern}",
 }
@@ -198,7 +200,7 @@ def _shown(value: object) -> str:
     if text is not None:
         return repr(text if len(text) <= 60 else text[:57] + "...") if isinstance(value, str) else text
     return (
-        "a list"
+        ("a list" if value else "an empty list")
         if isinstance(value, list | tuple)
         else "a mapping"
         if isinstance(value, dict)

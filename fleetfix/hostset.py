@@ -184,7 +184,7 @@ class _Reader:
             elif opened is None and (character in ",!&^" or character.isspace()):
                 return self._not_empty(start, place)
         if opened is not None:
-            self._fail("this bracket is never closed", opened)
+            self._fail("this bracket is never closed", opened, "as in gpu[01-16]")
         return end
 
     def _not_empty(self, start: int, stop: int) -> int:
@@ -212,7 +212,8 @@ class _Reader:
         for name in self._expand(start, stop) if start < stop else ("",):
             if self.groups is None or name not in self.groups:
                 known = [f"@{group}" for group in self.groups or ()]
-                self._fail(f"unknown group @{name}", start - 1, hint_for(f"@{name}", known))
+                there = f"groups: {', '.join(known)}" if known else "there are no groups"
+                self._fail(f"unknown group @{name}", start - 1, hint_for(f"@{name}", known) or there)
             found |= self.groups[name].names
         return found
 
@@ -238,7 +239,7 @@ class _Reader:
         assert self.known is not None
         missing = HostSet(self.unknown)
         first = min(self.unknown, key=lambda name: (self.unknown[name], natural(name)))
-        hint = "* is every host" if first == "all" else hint_for(first, self.known.names)
+        hint = "* is every host" if first == "all" else _meant(first, self.known.names)
         if any(part in self.known for part in first.split(":")):
             hint = "write a comma between names"
         words = "unknown host" if len(missing) == 1 else "unknown hosts"
@@ -293,9 +294,18 @@ class _Reader:
             self._fail(f"the range {text} runs backwards", column)
         if len(high) < len(low) or (high[0] == "0" and len(high) > len(low)):
             self._fail(f"the ends of {text} are padded differently", column)
-        if step < 1 or (int(high) - int(low)) // step >= MOST_HOSTS:
-            self._fail(f"{text} names too many hosts, or none", column)
+        if step < 1:
+            self._fail(f"a step of {step} leads nowhere", column, "0-30/2 takes every second")
+        if (int(high) - int(low)) // step >= MOST_HOSTS:
+            self._fail(f"{text} names more than {MOST_HOSTS} hosts", column)
         return [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1, step)]
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    """A hint where a known name is near: another number is another host, not a slip of the hand."""
+    digits = [int(number) for number in _DIGITS.findall(name)]
+    alike = [one for one in known if [int(number) for number in _DIGITS.findall(one)] == digits]
+    return hint_for(name, alike)
 
 
 def _address_in_brackets(text: str) -> str | None:

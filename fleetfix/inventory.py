@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import hashlib
 import os
@@ -20,6 +21,7 @@ from fleetfix.errors import DocumentError, InventoryError, PatternError
 from fleetfix.folders import config_folder
 from fleetfix.hostset import HostSet
 from fleetfix.inventory_files import Address, Gathered, Merger, Port, PythonPath, Transport, UserName
+from fleetfix.spelling import hint_for_file
 
 VARIABLE = "FLEETFIX_INVENTORY"
 Patterns = str | Iterable[str]
@@ -98,8 +100,24 @@ class Inventory:
         known = HostSet(self.hosts)
         found = HostSet()
         for pattern in patterns:
-            found |= HostSet.parse(pattern, known=known, groups=self.groups)
+            try:
+                found |= HostSet.parse(pattern, known=known, groups=self.groups)
+            except PatternError as error:
+                raise self._placed(error) from None
         return found
+
+    def _placed(self, error: PatternError) -> PatternError:
+        """The error of a name that is not known, with the inventory that does not know it."""
+        if not error.message.startswith(("unknown", "no host matches")):
+            return error
+        named = str(HostSet(self.hosts))
+        where = f"{self.source} has {named if len(named) <= 60 else f'{len(self.hosts)} other hosts'}"
+        return PatternError(
+            error.message,
+            pattern=error.pattern,
+            column=error.column,
+            hint=f"{error.hint.rstrip('.')}; {where}" if error.hint else where,
+        )
 
 
 def _many(pattern: Patterns) -> tuple[str, ...]:
@@ -117,9 +135,11 @@ def _from_spec(spec: str, here: Path, named: Mapping[str, Path]) -> Inventory:
             hint = "make it with: fleetfix lab up --hosts 'gpu[01-03]'" if spec == "lab" else ""
             raise InventoryError(f"there is no inventory {spec} now", hint=hint)
         return _from_path(named[spec], spec, str(named[spec]))
+    if not spec.strip():
+        raise InventoryError("-i names no inventory", hint="leave it out for the usual places")
     path = here / Path(spec).expanduser()
-    if not spec or not _exists(path):
-        raise InventoryError(f"there is no inventory {spec!r}", hint=_hint_for_missing(spec))
+    if not _exists(path):
+        raise InventoryError(f"there is no inventory {spec!r}", hint=_hint_for_missing(spec, path))
     return _from_path(path, spec)
 
 
@@ -133,13 +153,23 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _hint_for_missing(spec: str) -> str:
-    return f"to name hosts here, end with a comma: -i '{spec},'" if spec and "/" not in spec else ""
+def _hint_for_missing(spec: str, path: Path) -> str:
+    beside: list[str] = []
+    with contextlib.suppress(OSError):
+        beside = [one.name for one in path.parent.iterdir()]
+    if near := hint_for_file(path.name, beside):
+        return near
+    if "/" in spec or spec.endswith((".yaml", ".yml")):
+        return f"looked for in {path.parent}"
+    return f"to name hosts here, end with a comma: -i '{spec},'"
 
 
 def _from_usual_place(env: Mapping[str, str], here: Path, named: Mapping[str, Path]) -> Inventory:
     if spec := env.get(VARIABLE):
-        return _from_spec(spec, here, named)
+        try:
+            return _from_spec(spec, here, named)
+        except InventoryError as error:
+            raise InventoryError(f"${VARIABLE}: {error.message}", hint=error.hint) from None
     local = here / "inventory"
     if _exists(local):
         _require_trust(local)

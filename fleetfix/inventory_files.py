@@ -69,6 +69,7 @@ class FileEntry(Settings):
 
 _KEYS = frozenset(keys_of(Settings))
 _FOREIGN = {
+    "steps": "this looks like a playbook, not an inventory",
     "all": "this is Ansible's layout: here a file holds `hosts`, `groups` and `vars`",
     "ansible_host": "write `address`",
     "ansible_user": "write `user`",
@@ -146,7 +147,9 @@ class _FileReader:
                 and place
             ):
                 hint = "a variable goes under vars:"
-            self._complain((*place, *inner), f"{message}: {hint}" if hint else message)
+            # What another tool's word means says more than a word of ours that looks like it.
+            said = message.partition(", did you mean")[0] if hint else message
+            self._complain((*place, *inner), f"{said}: {hint}" if hint else said)
         return made
 
     def _add_layer(self, layers: list[Layer], entry: Settings, place: Place) -> None:

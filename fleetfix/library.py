@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fleetfix.errors import PlaybookError
 from fleetfix.folders import config_folder
-from fleetfix.spelling import hint_for
+from fleetfix.spelling import hint_for, hint_for_file
 
 _SUFFIXES = (".yaml", ".yml")
 
@@ -21,7 +21,9 @@ def find(name_or_path: str, *, env: Mapping[str, str] | None = None, cwd: Path |
     if "/" in name_or_path or name_or_path.endswith(_SUFFIXES):
         path = (cwd or Path.cwd()) / Path(name_or_path).expanduser()
         if not _exists(path):
-            raise PlaybookError(f"there is no file {name_or_path}")
+            beside = [one.name for one in _in(path.parent)]
+            hint = hint_for_file(path.name, beside) or f"looked for in {path.parent}"
+            raise PlaybookError(f"there is no file {name_or_path}", hint=hint)
         return path
     known = available(env)
     places = known.get(name_or_path, ())

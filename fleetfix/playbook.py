@@ -108,7 +108,7 @@ def lint(
     except DocumentError as error:
         return error.complaints
     except PlaybookError as error:
-        return (error.message,)
+        return (f"{error.message} ({error.hint})" if error.hint else error.message,)
     return ()
 
 
@@ -136,6 +136,9 @@ class _Reader:
         value = self.document.value
         if isinstance(value, list):
             self.complain((), ANSIBLE_FILE)
+            return None
+        if isinstance(value, dict) and "steps" not in value and {"hosts", "groups"} & set(value):
+            self.complain((), f"this looks like an inventory: fleetfix hosts -i {self.document.name}")
             return None
         made, complaints = check(_File, value)
         for place, message in complaints:
@@ -190,7 +193,7 @@ class _Reader:
         kinds = [key for key in value if key in KINDS]
         strange = [key for key in value if key not in KINDS and key not in CONTROLS]
         for key in strange:
-            self.complain((*place, key), _unknown(key))
+            self.complain((*place, key), _unknown(key, action=not kinds))
         if len(kinds) != 1:
             self._complain_of_kinds(kinds, strange, place)
         controls = {key: value[key] for key in value if key in CONTROLS}
@@ -264,8 +267,11 @@ class _Reader:
                 self.complain(place, message)
 
 
-def _unknown(key: str) -> str:
+def _unknown(key: str, *, action: bool) -> str:
+    """What is wrong with a key; with `action`, the step has none that names its action."""
     hint = hint_for(key, [*KINDS, *CONTROLS])
+    if action and not hint:
+        hint = f"and the step has no action: one of {', '.join(KINDS)}"
     return answer(key) or f"unknown key {key!r}" + (f", {hint}" if hint else "")
 
 

@@ -23,3 +23,12 @@ def hint_for(word: str, known: Iterable[str]) -> str:
     """`did you mean gpu02?`, or nothing."""
     found = near(word, known)
     return f"did you mean {found}?" if found else ""
+
+
+def hint_for_file(name: str, beside: Iterable[str]) -> str:
+    """The same for a file: that both end in .yaml makes no two names alike."""
+    stems = {one.rpartition(".")[0] or one: one for one in beside}
+    stem = name.rpartition(".")[0] or name
+    found = stems.get(stem) if name not in stems.values() else None
+    found = found or stems.get(near(stem, stems) or "")
+    return f"did you mean {found}?" if found else ""

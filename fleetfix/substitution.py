@@ -98,7 +98,12 @@ def _as_text(found: re.Match[str], lookup: Lookup) -> str:
     if name is None:
         raise Unbound(f"{found[0]} is not read")
     reference = Reference(name[1], name[2])
-    text = written(lookup(reference))
+    value = lookup(reference)
+    text = written(value)
     if text is None:
-        raise Unbound(f"{reference} is no single word, and stands inside text")
+        raise Unbound(f"only a single value fits inside text, and {reference} is {_kind(value)}")
     return text
+
+
+def _kind(value: Any) -> str:
+    return "a list" if isinstance(value, list | tuple) else "a mapping" if value is not None else "nothing"

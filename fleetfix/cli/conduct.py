@@ -112,7 +112,8 @@ def bind(
         except (DocumentError, PlaybookError) as error:
             complaints.append((host.name, error.message))
     if complaints:
-        raise PlaybookError("\n".join(one.text for one in group(complaints)))
+        lines = (line for one in group(complaints) for line in one.text.split("\n"))
+        raise DocumentError(tuple(dict.fromkeys(lines)))
     return steps
 
 
@@ -129,7 +130,10 @@ def read_settings(words: Iterable[str]) -> dict[str, Json]:
             )
         if key.strip() in settings:
             raise UsageError(f"--set gives {key.strip()} twice")
-        settings[key.strip()] = value_of(value)
+        try:
+            settings[key.strip()] = value_of(value)
+        except DocumentError as error:
+            raise UsageError(f"--set {word!r}: {error.complaints[0].partition(': ')[2]}") from None
     return settings
 
 
@@ -165,6 +169,7 @@ async def _run(
     async def ask(state: RunState) -> bool:
         hosts = HostSet(host.name for host in state.hosts.values() if host.pending and not host.finished)
         question = consent.Question("go on with", hosts, above=ask_above or 0)
+        consent.forget_typed()
         show.question(state, question.text)
         agreed = await consent.answered(question, interrupts.more_than(0))
         if not agreed:

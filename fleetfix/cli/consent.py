@@ -64,14 +64,13 @@ class Question:
 
 def ask(question: Question) -> bool:
     """Ask at the terminal, and wait for the answer."""
+    forget_typed()
     print(question.text, end="", file=sys.stderr, flush=True)
-    _forget_typed()
     return question.agreed(sys.stdin.readline())
 
 
 async def answered(question: Question, interrupted: Awaitable[object]) -> bool:
     """Wait for the answer while the event loop goes on; an interrupt says no."""
-    _forget_typed()
     answer = asyncio.ensure_future(_typed())
     stop = asyncio.ensure_future(interrupted)
     try:
@@ -95,7 +94,7 @@ async def _typed() -> str:
     return os.read(number, 4096).decode(errors="replace")
 
 
-def _forget_typed() -> None:
+def forget_typed() -> None:
     """What was typed before the question was asked is no answer to it."""
     with contextlib.suppress(OSError, ValueError, termios.error):
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

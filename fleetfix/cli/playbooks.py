@@ -33,13 +33,16 @@ def playbooks(json: options.Json = False) -> None:
 
 def lint(files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Playbooks.")]) -> int:
     """Say everything that is wrong with playbooks; nothing is connected to."""
+    import os
+
     from fleetfix.playbook import lint as complaints_of
     from fleetfix.views.amounts import count
     from fleetfix.views.neutral import neutral
 
     found = 0
     for file in files:
-        complaints = complaints_of(file)
+        # `lint lamps` may be a shipped playbook; what is there under this name is meant as a file.
+        complaints = complaints_of(f"./{file}" if os.path.exists(file) else file)
         found += len(complaints)
         for complaint in complaints or (f"{file}: ok",):
             print(neutral(complaint))

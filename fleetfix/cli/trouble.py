@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from fleetfix.errors import Bug, FleetfixError
+from fleetfix.errors import Bug, DocumentError, FleetfixError
 
 # Typer carries its own Click in some versions and uses the installed one in others.
 _CLICK = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
@@ -29,6 +29,10 @@ def tell(error: BaseException) -> int:
         return 130
     if isinstance(error, _CLICK):
         return _usage(error)
+    if isinstance(error, DocumentError):
+        # Each complaint begins with its file and line, where editors look for them.
+        _lines([*error.complaints, *_hint(error.hint)])
+        return error.exit_code
     if isinstance(error, FleetfixError) and not isinstance(error, Bug):
         _write(str(error), error.hint)
         return error.exit_code
@@ -107,9 +111,16 @@ def _folders() -> list[Path]:
 
 
 def _write(message: str, hint: str = "") -> None:
+    first, *more = message.split("\n")
+    _lines([f"fleetfix: {first}", *more, *_hint(hint)])
+
+
+def _hint(hint: str) -> list[str]:
+    return [f"  hint: {hint}"] if hint else []
+
+
+def _lines(lines: list[str]) -> None:
     from fleetfix.views.neutral import neutral
 
-    first, *more = message.split("\n")
-    lines = [f"fleetfix: {first}", *more, *([f"  hint: {hint}"] if hint else [])]
     with contextlib.suppress(OSError, ValueError):
         print("\n".join(neutral(line) for line in lines), file=sys.stderr, flush=True)

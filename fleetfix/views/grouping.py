@@ -69,7 +69,8 @@ def counted(hosts: HostSet, longest: int = 60) -> str:
 
 
 def _cut(host: str, text: str) -> tuple[tuple[str, ...], list[str]]:
-    own = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", _SELF, text)
+    # The line begins with its hosts: what begins with the host's name says it twice.
+    own = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", _SELF, text.removeprefix(f"{host}: "))
     literal: list[str] = []
     values: list[str] = []
     end = 0

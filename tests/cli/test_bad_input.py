@@ -59,6 +59,18 @@ TABLE: list[tuple[tuple[str, ...], str]] = [
     (("run", "./nobatch.yaml", *ALL, "-i", "hosts.yaml"), "at least 1 host, or of a share above 0%, not 0"),
     ((*RUN, *ALL, "--max-failures", "many"), "--max-failures"),
     ((*RUN, *ALL, "--max-unreachable", "200%"), "--max-unreachable"),
+    (("hosts", "gpu17", "-i", "hosts.yaml"), "hint: hosts.yaml has gpu[01-04]"),
+    (("hosts", "gpu3", "-i", "hosts.yaml"), "did you mean gpu03?; hosts.yaml has"),
+    (("hosts", "zz*", "-i", "hosts.yaml"), "hint: hosts.yaml has gpu[01-04]"),
+    (("hosts", "@nope", "-i", "hosts.yaml"), "hint: groups: @front; hosts.yaml has"),
+    (("hosts", "gpu[01", "-i", "hosts.yaml"), "hint: as in gpu[01-16]"),
+    (("hosts", "gpu[1-5/0]", "-i", "hosts.yaml"), "a step of 0 leads nowhere"),
+    (("hosts", "-i", "./host.yaml"), "did you mean hosts.yaml?"),
+    (("hosts", "-i", "./zzz.yaml"), "hint: looked for in "),
+    (("hosts", "-i", ""), "-i names no inventory"),
+    (("hosts", "-i", "lamps.yaml"), "lamps.yaml:5: unknown key 'steps': this looks like a playbook"),
+    (("lint", "."), "1 complaint in 1 file"),
+    ((*RUN, *ALL, "--set", "second=[1"), "--set 'second=[1': "),
     ((*RUN, *ALL, "--yes-hosts", "3"), "--yes-hosts 3, but 4 hosts"),
     (("run", "./lamps.yaml", *ALL, "-i", "hosts.yaml"), "nobody is at a terminal"),
     (("rollback",), "missing argument 'RUN'"),
@@ -95,7 +107,8 @@ def test_a_wrong_line_is_one_line_and_nothing_is_connected(
     assert result.code == 1
     assert said in result.err
     lines = result.err.splitlines()
-    assert lines[0].startswith("fleetfix: ")
+    # Every complaint on a file begins with its place, where editors look for it.
+    assert re.match(r"fleetfix: |\S+:\d+: ", lines[0])
     assert "Traceback" not in result.err
     assert all(re.match(r"fleetfix: |  |\S+:\d+: ", line) for line in lines)
     assert len(lines) <= 4

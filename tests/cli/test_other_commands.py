@@ -37,6 +37,24 @@ def test_lint_says_ok_or_every_complaint_with_its_line(fleetfix: Line, place: Pa
     assert "lamps.yaml: ok" in result.out
 
 
+def test_lint_knows_an_inventory_a_folder_and_a_step_without_an_action(fleetfix: Line, place: Path) -> None:
+    assert "hosts.yaml:1: this looks like an inventory" in fleetfix("lint", "hosts.yaml").out
+    assert "is a folder, not a file" in fleetfix("lint", ".").out
+    (place / "bad.yaml").write_text("name: x\nsteps:\n  - {id: a, frobnicate: {}}\n")
+    assert "the step has no action: one of gpu_processes, " in fleetfix("lint", "bad.yaml").out
+    (place / "bad.yaml").write_text("name: x\nsteps: []\n")
+    assert "wanted a list of at least 1, not an empty list" in fleetfix("lint", "bad.yaml").out
+    (place / "bad.yaml").write_text("summary: x\n")
+    assert ":1: 'name' is missing and 'steps' is missing" in fleetfix("lint", "bad.yaml").out
+
+
+def test_a_variable_of_the_environment_that_names_no_inventory_is_named(
+    fleetfix: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEETFIX_INVENTORY", "/nope")
+    assert "fleetfix: $FLEETFIX_INVENTORY: there is no inventory '/nope'" in fleetfix("hosts").err
+
+
 def test_playbooks_lists_what_has_a_name(fleetfix: Line, place: Path) -> None:
     folder = place / "home" / ".config" / "fleetfix" / "playbooks"
     folder.mkdir(parents=True)

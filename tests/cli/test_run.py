@@ -243,6 +243,7 @@ def at_a_real_terminal(place: Path, typed: bytes, *words: str) -> tuple[int, str
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode()
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("typed", "code", "changed"),
     [(b"y\n", 0, True), (b"n\n", 3, False), (b"\x03", 3, False), (b"\x04", 3, False)],

@@ -18,6 +18,11 @@ def test_equal_texts_are_one_line() -> None:
     assert shown(("gpu02", "a"), ("gpu01", "a"), ("gpu03", "b")) == [("gpu[01-02]", "a"), ("gpu03", "b")]
 
 
+def test_what_begins_with_the_name_of_its_host_says_it_once() -> None:
+    assert shown(("gpu01", "gpu01: no route")) == [("gpu01", "no route")]
+    assert shown(("a", "a: no route"), ("b", "b: no route")) == [("a,b", "no route")]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "together"),
     [
@@ -27,7 +32,7 @@ def test_equal_texts_are_one_line() -> None:
         ("checkpoint 2 h ago", "checkpoint 30 min ago", "checkpoint 30 min to 2 h ago"),
         ("free 900.0 MiB", "free 3.1 GiB", "free 900.0 MiB to 3.1 GiB"),
         ("now 12.8K tok/s", "now 12.5K tok/s", "now 12.5K to 12.8K tok/s"),
-        ("gpu01: no route", "gpu02: no route", "this host: no route"),
+        ("no route to gpu01", "no route to gpu02", "no route to this host"),
     ],
 )
 def test_what_differs_everywhere_is_a_range_or_left_open(first: str, second: str, together: str) -> None:

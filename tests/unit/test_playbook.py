@@ -165,12 +165,12 @@ def test_a_wrong_reference_does_not_load(reference: str, complaint: str) -> None
         (
             "a ${{ vars.x }}",
             {},
-            "p.yaml:4: vars.x is no single word, and stands inside text (vars.x is null on gpu01)",
+            "p.yaml:4: only a single value fits inside text, and vars.x is nothing (vars.x is null on gpu01)",
         ),
         (
             "a ${{ vars.x }}",
             {"x": [1]},
-            "p.yaml:4: vars.x is no single word, and stands inside text (vars.x is [1] on gpu01)",
+            "p.yaml:4: only a single value fits inside text, and vars.x is a list (vars.x is [1] on gpu01)",
         ),
         (
             "${{ vars.x }}",
@@ -278,7 +278,7 @@ def test_a_wrong_step_does_not_load(body: str, complaint: str) -> None:
     ("text", "complaint"),
     [
         ("name: p\n", "p.yaml:1: 'steps' is missing"),
-        ("name: p\nsteps: []\n", "p.yaml:2: steps: wanted at least 1 of them"),
+        ("name: p\nsteps: []\n", "p.yaml:2: steps: wanted a list of at least 1, not an empty list"),
         (f"steps:\n  - {{id: a, {SHELL}}}", "p.yaml:1: 'name' is missing"),
         (
             f"name: My Book\nsteps:\n  - {{id: a, {SHELL}}}",
@@ -352,7 +352,7 @@ def test_a_file_in_the_current_folder_never_takes_the_place_of_a_name(write: Any
     ("name", "message", "hint"),
     [
         ("purge-cu12", "there is no playbook 'purge-cu12'", "did you mean purge-cu13?"),
-        ("./nothing.yaml", "there is no file ./nothing.yaml", ""),
+        ("./nothing.yaml", "there is no file ./nothing.yaml", "looked for in {place}"),
     ],
 )
 def test_a_playbook_that_is_not_there_is_one_line(
@@ -360,11 +360,13 @@ def test_a_playbook_that_is_not_there_is_one_line(
 ) -> None:
     with pytest.raises(PlaybookError) as caught:
         load(name, env=home(tmp_path), cwd=tmp_path)
-    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert (caught.value.message, caught.value.hint) == (message, hint.format(place=tmp_path))
 
 
 def test_lint_returns_what_loading_raises(write: Any, tmp_path: Path) -> None:
     path = write("p.yaml", "name: p\n")
     assert lint(path) == (f"{path}:1: 'steps' is missing",)
-    assert lint("nothing.yaml", cwd=tmp_path) == ("there is no file nothing.yaml",)
+    said = "there is no file nothing.yaml (did you mean nothing.yml?)"
+    (tmp_path / "nothing.yml").touch()
+    assert lint("nothing.yaml", cwd=tmp_path) == (said,)
     assert lint("purge-cu13", env=home(tmp_path)) == ()

@@ -174,10 +174,11 @@ surveys = st.sampled_from(["pending", "pending", "pending", "idle", "unreachable
 shares = st.one_of(
     st.integers(0, 5).map(Share.parse), st.sampled_from(["0%", "10%", "50%", "100%"]).map(Share.parse)
 )
+sizes = shares.filter(lambda share: bool(share.count or share.percent))
 policies = st.builds(
     Policy,
     canary=st.integers(0, 3),
-    batch=st.lists(shares, min_size=1, max_size=3).map(tuple),
+    batch=st.lists(sizes, min_size=1, max_size=3).map(tuple),
     max_failures=shares,
     max_unreachable=shares,
 )
