@@ -28,6 +28,7 @@ from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder, View
 from fleetfix.runs import new_run_id
 from fleetfix.state import RunState
+from fleetfix.views.fit import fit
 from fleetfix.views.grouping import group
 from fleetfix.views.json_lines import JsonLines
 from fleetfix.views.lines import Lines
@@ -220,7 +221,7 @@ class Show:
         ended = state.exit if state.rolled_back_exit is None else state.rolled_back_exit
         code = 70 if ended is None else ended
         if not self._json:
-            print(self._result(state, code))
+            print(fit(self._result(state, code), sys.stdout))
         return code
 
     def _result(self, state: RunState, code: int) -> str:

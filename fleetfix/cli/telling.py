@@ -10,6 +10,7 @@ from fleetfix.errors import UsageError
 from fleetfix.journal import Journal
 from fleetfix.spelling import hint_for
 from fleetfix.state import RunState, fold
+from fleetfix.views.fit import fit
 from fleetfix.views.history import host_text, run_head
 from fleetfix.views.json_lines import json_line
 from fleetfix.views.paint import Paint
@@ -31,9 +32,10 @@ def tell_run(text: str, host: str | None, *, diff: bool, json: bool) -> None:
         for record in records:
             print(json_line(record))
     elif host is not None:
-        print(run_head(state), f"{paint('strong', host)}", host_text(records, host, paint), sep="\n\n")
+        parts = [run_head(state), paint("strong", host), host_text(records, host, paint)]
+        print(fit("\n\n".join(parts), sys.stdout))
     else:
-        print(run_head(state), _whole(state, driven, diff, paint), sep="\n\n")
+        print(fit("\n\n".join([run_head(state), _whole(state, driven, diff, paint)]), sys.stdout))
 
 
 def _whole(state: RunState, driven: bool, diff: bool, paint: Paint) -> str:

@@ -111,8 +111,10 @@ def _folders() -> list[Path]:
 
 
 def _write(message: str, hint: str = "") -> None:
+    from fleetfix.views.fit import fit
+
     first, *more = message.split("\n")
-    _lines([f"fleetfix: {first}", *more, *_hint(hint)])
+    _lines([fit(f"fleetfix: {first}", sys.stderr), *more, *_hint(hint)])
 
 
 def _hint(hint: str) -> list[str]:
@@ -123,4 +125,8 @@ def _lines(lines: list[str]) -> None:
     from fleetfix.views.neutral import neutral
 
     with contextlib.suppress(OSError, ValueError):
-        print("\n".join(neutral(line) for line in lines), file=sys.stderr, flush=True)
+        print(
+            "\n".join(neutral(part) for line in lines for part in line.split("\n")),
+            file=sys.stderr,
+            flush=True,
+        )

@@ -26,6 +26,7 @@ from fleetfix.views.amounts import duration, rate, unit, when
 from fleetfix.views.grouping import counted, fold
 from fleetfix.views.neutral import many_lines, one_line
 from fleetfix.views.paint import PLAIN, Paint
+from fleetfix.views.plan import why_ended
 from fleetfix.views.summary import tally
 
 OUTPUT_LINES = 20
@@ -36,17 +37,22 @@ def runs_text(rows: Sequence[RunRow], paint: Paint = PLAIN) -> str:
     """List runs, one a line, the newest first."""
     if not rows:
         return "no run is in the journal yet"
-    width = max(len(row.run) for row in rows)
-    return "\n".join(_row(row, width, paint) for row in rows)
+    table = [(row.run, when(row.began), how_it_ended(row), fold(HostSet(row.hosts), 32)) for row in rows]
+    widths = [max(len(line[column]) for line in table) for column in range(4)]
+    lines = []
+    for row, line in zip(rows, table, strict=True):
+        words = [f"{word:<{width}}" for word, width in zip(line, widths, strict=True)]
+        lines.append("  ".join([*words, *_more(row, paint)]).rstrip())
+    return "\n".join(lines)
 
 
-def _row(row: RunRow, width: int, paint: Paint) -> str:
-    hosts = fold(HostSet(row.hosts), 32)
-    words = [f"{row.run:<{width}}", when(row.began), f"{how_it_ended(row):<18}", hosts]
-    counts = tally(row.outcomes, paint) if row.outcomes else ""
-    dry = "dry run" if row.dry else ""
-    reason = f"({one_line(row.reason, 60)})" if row.reason else ""
-    return "  ".join(word for word in (*words, dry, counts, reason) if word).rstrip()
+def _more(row: RunRow, paint: Paint) -> Iterator[str]:
+    if row.dry:
+        yield "dry run"
+    if row.outcomes:
+        yield tally(row.outcomes, paint)
+    if row.reason:
+        yield f"({one_line(row.reason, 60)})"
 
 
 def how_it_ended(row: RunRow) -> str:
@@ -84,14 +90,16 @@ def host_text(records: Iterable[Record], host: str, paint: Paint = PLAIN) -> str
     undone = {r.event.change: r.event for r in own if isinstance(r.event, ChangeUndone)}
     began = next((r.at for r in own if isinstance(r.event, RunStarted)), own[0].at if own else 0.0)
     lines: list[str] = []
+    touched = False
     for record in own:
         at = f"+{duration(record.at - began)}"
-        told = list(_told(record, undone, paint))
+        touched = touched or isinstance(record.event, ChangeStarted)
+        told = list(_told(record, undone, paint, touched=touched))
         lines += [f"{at:>13}  {told[0]}", *(f"{'':13}  {more}" for more in told[1:])] if told else []
     return "\n".join(lines)
 
 
-def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint) -> Iterator[str]:
+def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touched: bool) -> Iterator[str]:
     event = record.event
     match event:
         case HostConnected():
@@ -111,7 +119,7 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint) -> Iter
         case ChangeFinished():
             yield from _change_finished(event, paint)
         case StepFinished():
-            yield _step_finished(event, paint)
+            yield _step_finished(event, paint, touched=touched)
         case HostSaid():
             yield f"  {event.step}: {one_line(event.text)}" if event.step else one_line(event.text)
         case RollbackStarted():
@@ -154,10 +162,8 @@ def _change_finished(event: ChangeFinished, paint: Paint) -> Iterator[str]:
             yield from (f"    {line}" for line in lines[-OUTPUT_LINES:])
 
 
-def _step_finished(event: StepFinished, paint: Paint) -> str:
-    reason = one_line(event.reason or (str(event.failure) if event.failure else ""))
-    if event.result == "changed":
-        reason = ""
+def _step_finished(event: StepFinished, paint: Paint, *, touched: bool) -> str:
+    reason = "" if event.result == "changed" else why_ended(event, touched=touched)
     measured = f" [{rate(event.measured.rate)} {unit(event.measured)}]" if event.measured else ""
     return f"  {paint.outcome(event.result)}{f': {reason}' if reason else ''}{measured}"
 

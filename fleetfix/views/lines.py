@@ -30,7 +30,7 @@ from fleetfix.views.grouping import counted
 from fleetfix.views.neutral import one_line
 from fleetfix.views.out import Out
 from fleetfix.views.paint import PLAIN, Paint
-from fleetfix.views.plan import plan_text, said_of
+from fleetfix.views.plan import plan_text, said_of, why_ended
 
 WAIT_LINES_EVERY = 10.0
 """Seconds between two lines that say that the same step of the same host still waits."""
@@ -62,7 +62,7 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
         case (
             StepStarted() | StepWaited() | ChangeStarted() | ChangeFinished() | StepFinished() | HostSaid()
         ):
-            words = _in_step(event, paint)
+            words = _in_step(event, paint, touched=bool(state.hosts[event.host].changes))
             where = f"{event.host} {event.step}".rstrip()
             return f"{where}: {words}" if words else None
         case _:
@@ -94,7 +94,10 @@ def _undone(event: ChangeUndone, paint: Paint) -> str:
 
 
 def _in_step(
-    event: StepStarted | StepWaited | ChangeStarted | ChangeFinished | StepFinished | HostSaid, paint: Paint
+    event: StepStarted | StepWaited | ChangeStarted | ChangeFinished | StepFinished | HostSaid,
+    paint: Paint,
+    *,
+    touched: bool,
 ) -> str | None:
     match event:
         case StepStarted():
@@ -109,11 +112,11 @@ def _in_step(
             why = one_line(str(event.failure)) if event.failure else f"exit {event.exit}"
             return None if event.ok else f"{paint('bad', 'failed')}: {why}"
         case StepFinished():
-            return _ended(event, paint)
+            return _ended(event, paint, touched=touched)
 
 
-def _ended(event: StepFinished, paint: Paint) -> str | None:
-    reason = one_line(event.reason or (str(event.failure) if event.failure else ""))
+def _ended(event: StepFinished, paint: Paint, *, touched: bool) -> str | None:
+    reason = why_ended(event, touched=touched)
     if event.result == "skipped" or (event.result == "ok" and not reason):
         return None
     if event.result == "changed":

@@ -12,6 +12,8 @@ import queue
 import threading
 from typing import TextIO
 
+from fleetfix.views.fit import fit
+
 CLOSE_SECONDS = 5.0
 
 
@@ -25,7 +27,7 @@ class Out:
 
     def line(self, text: str) -> None:
         """Write a line soon."""
-        self.words(text + "\n")
+        self.words(fit(text, self._stream) + "\n")
 
     def words(self, text: str) -> None:
         """Write a part of a line soon."""

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator
 
 from fleetfix.commands import RISK_ORDER
-from fleetfix.events import GOOD, ChangeShown, RunStarted, StepPlanned
+from fleetfix.events import GOOD, ChangeShown, RunStarted, StepFinished, StepPlanned
 from fleetfix.hostset import HostSet
 from fleetfix.policy import Policy
 from fleetfix.state import HostState, RunState
@@ -79,6 +79,14 @@ def said_of(host: HostState) -> str:
         return one_line(step + (done.reason if done else ""))
     hint = f" ({failure.hint})" if failure.hint else ""
     return one_line(step + failure.message + hint)
+
+
+def why_ended(event: StepFinished, *, touched: bool) -> str:
+    """Why a step ended as it did. A host that was never changed has not recovered: it was well."""
+    reason = one_line(event.reason or (str(event.failure) if event.failure else ""))
+    if not touched and reason.endswith(": recovered"):
+        return reason.removesuffix("recovered") + "as fast as wanted"
+    return reason
 
 
 # -- hosts with something to do -------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fleetfix.action import Measurement
 from fleetfix.events import GOOD, Outcome
@@ -126,21 +126,37 @@ def _message(outcome: Outcome, one: Group, paint: Paint) -> str:
 # -- speeds ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Speed:
+    """The first and the last rate of a host; an untouched one has one rate, neither before nor after."""
+
+    before: Measurement | None
+    after: Measurement | None
+    touched: bool = True
+
+    @property
+    def sides(self) -> tuple[Measurement | None, Measurement | None]:
+        return self.before, self.after
+
+    @property
+    def kind(self) -> tuple[str | None, str | None, bool]:
+        scopes = [one.scope if one else None for one in self.sides]
+        return scopes[0], scopes[1], self.touched
+
+
 def _speeds(state: RunState) -> Iterator[str]:
     measured = {host.name: _measured(state, host) for host in state.hosts.values()}
-    both = {name: found for name, found in measured.items() if found is not None}
-    if not both:
-        return
+    found = {name: one for name, one in measured.items() if one is not None}
     rows: dict[str, list[str]] = {}
-    for name, (before, after) in both.items():
-        rows.setdefault(_speed(before, after), []).append(name)
+    for name, one in found.items():
+        rows.setdefault(_said(one), []).append(name)
     if len(rows) > SPEEDS:
-        rows = _folded(both)
+        rows = _folded(found)
     for text, names in rows.items():
         yield f"{'speed':<16} {counted(HostSet(names))}: {text}"
 
 
-def _measured(state: RunState, host: HostState) -> tuple[Measurement | None, Measurement | None] | None:
+def _measured(state: RunState, host: HostState) -> _Speed | None:
     """The first and the last rate that was measured; None where none was."""
     order = [step for step, _ in state.started.steps] if state.started else list(host.steps)
     steps = [host.steps[step] for step in order if step in host.steps]
@@ -148,38 +164,39 @@ def _measured(state: RunState, host: HostState) -> tuple[Measurement | None, Mea
     if not found:
         return None
     if host.outcome in GOOD and host.outcome != "changed":
-        return None, found[-1][1]
+        return _Speed(None, found[-1][1], touched=False)
     if len(found) > 1:
-        return found[0][1], found[-1][1]
+        return _Speed(found[0][1], found[-1][1])
     at, only = found[0]
     after = any(step.result == "changed" for step in steps[:at])
-    return (None, only) if after else (only, None)
+    return _Speed(None, only) if after else _Speed(only, None)
 
 
-def _speed(before: Measurement | None, after: Measurement | None) -> str:
+def _said(speed: _Speed) -> str:
+    before, after = speed.sides
     if before is None or after is None:
         one = before or after
         assert one is not None
-        return f"{rate(one.rate)} {unit(one)}" + (" after" if after else " before, nothing measured after")
+        when = " after" if after else " before, nothing measured after"
+        return f"{rate(one.rate)} {unit(one)}" + (when if speed.touched else "")
     if before.scope != after.scope:
         sides = f"{rate(before.rate)} {unit(before)} before, {rate(after.rate)} {unit(after)} after"
         return f"{sides}: not comparable"
     return f"{rate(before.rate)} → {rate(after.rate)} {unit(after)}"
 
 
-def _folded(found: dict[str, tuple[Measurement | None, Measurement | None]]) -> dict[str, list[str]]:
+def _folded(found: dict[str, _Speed]) -> dict[str, list[str]]:
     """Fold rows by scope: the median of each side, and the range of the later one."""
     rows: dict[str, list[str]] = {}
-    kinds: dict[tuple[str | None, str | None], list[str]] = {}
-    for name, (before, after) in found.items():
-        scopes = (before.scope if before else None, after.scope if after else None)
-        kinds.setdefault(scopes, []).append(name)
-    for names in kinds.values():
-        sides = [[one for name in names if (one := found[name][side]) is not None] for side in (0, 1)]
-        middles = [_median(side) for side in sides]
+    kinds: dict[tuple[str | None, str | None, bool], list[str]] = {}
+    for name, speed in found.items():
+        kinds.setdefault(speed.kind, []).append(name)
+    for (_, _, touched), names in kinds.items():
+        sides = [[one for name in names if (one := found[name].sides[side]) is not None] for side in (0, 1)]
+        middle = _Speed(_median(sides[0]), _median(sides[1]), touched)
         last = sides[1] or sides[0]
         low, high = (rate(extreme(one.rate for one in last)) for extreme in (min, max))
-        rows[f"{_speed(middles[0], middles[1])}, median of {len(names)} ({low} to {high})"] = names
+        rows[f"{_said(middle)}, median of {len(names)} ({low} to {high})"] = names
     return rows
 
 

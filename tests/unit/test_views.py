@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetfix.events import EVENT, HostSaid, Record, RunFinished
+from fleetfix.events import EVENT, HostFinished, HostSaid, Record, RunFinished, StepFinished
 from fleetfix.runs import RunRow, new_run_id
 from fleetfix.state import RunState, after, fold
 from fleetfix.views import amounts
+from fleetfix.views.fit import broken, fit
 from fleetfix.views.history import host_text, run_head, runs_text
 from fleetfix.views.json_lines import JsonLines, json_line
 from fleetfix.views.lines import SAID_A_SECOND, WAIT_LINES_EVERY, Lines, line_of
@@ -423,3 +424,66 @@ def test_run_ids_sort_by_time_and_name_the_playbook() -> None:
 )
 def test_amounts_read_well(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+# -- hosts that were well all along -----------------------------------------------------------------
+
+
+def well_all_along() -> list[Record]:
+    rate = stories.measured(20_000)
+    done = StepFinished(
+        host="gpu01",
+        step="speed",
+        result="ok",
+        measured=rate,
+        proven=True,
+        reason="20,000 tok/s, at least 19,000 wanted: recovered",
+    )
+    events = [
+        *stories.healthy("gpu01"),
+        done,
+        HostFinished(host="gpu01", outcome="ok"),
+        RunFinished(exit=0),
+    ]
+    return stories.records([stories.started("gpu01"), *events])
+
+
+def test_a_host_that_was_never_slow_has_not_recovered() -> None:
+    records = well_all_along()
+    for text in (progress(records), host_text(records, "gpu01")):
+        assert "at least 19,000 wanted: as fast as wanted" in text
+        assert "recovered" not in text
+    assert "speed            gpu01: 20.0K tok/s\n" in summary(records)
+    assert "recovered" in progress(stories.all_outcomes())
+
+
+# -- the width of a terminal ------------------------------------------------------------------------
+
+
+def test_long_lines_break_between_words_and_go_on_under_their_beginning() -> None:
+    text = "  wheels     repair 21 files of 4 packages, remove 18 packages, and say so\nshort"
+    assert broken(text, 44) == (
+        "  wheels     repair 21 files of 4 packages,\n      remove 18 packages, and say so\nshort"
+    )
+
+
+@given(st.text(st.sampled_from("ab /-"), max_size=200).map(lambda text: "x" + text), st.integers(40, 90))
+def test_breaking_loses_no_word_and_keeps_to_the_width(line: str, width: int) -> None:
+    lines = broken(line, width).split("\n")
+    assert " ".join(lines).split() == line.split()
+    assert all(len(one.rstrip()) <= width or len(one.split()) == 1 for one in lines)
+
+
+def test_colours_count_nothing_for_the_width() -> None:
+    line = f"{Paint(True)('bad', 'halted')}: " + "w" * 30
+    assert broken(line, 40) == line
+
+
+def test_what_is_no_terminal_is_never_broken() -> None:
+    assert fit("x " * 500, io.StringIO()) == "x " * 500
+
+
+def test_the_list_of_runs_has_no_empty_columns() -> None:
+    row = RunRow("r-1", "p", 0.0, 1.0, 0, False, ("gpu01",), "me", "here", "why")
+    (line,) = runs_text([row]).splitlines()
+    assert "exit 0  gpu01  (why)" in line
