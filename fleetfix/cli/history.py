@@ -36,7 +36,7 @@ def runs(
 
 
 def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of it, or `last`.")],
+    run: Annotated[str, options.RUN],
     host: Annotated[str | None, typer.Argument(metavar="HOST", help="Tell all of this host.")] = None,
     diff: options.Diff = False,
     json: options.Json = False,

@@ -6,12 +6,17 @@ from typing import Annotated
 
 import typer
 
-from fleetfix.cli import options
+from fleetfix.cli import complete, options
 
 
 def hosts(
     pattern: Annotated[
-        str, typer.Argument(metavar="PATTERN", help="Which hosts; all where none is given.")
+        str,
+        typer.Argument(
+            metavar="PATTERN",
+            help="Which hosts; all where none is given.",
+            autocompletion=complete.hosts,
+        ),
     ] = "*",
     exclude: options.Exclude = None,
     inventory: options.InventoryFile = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fleetfix.cli import options
+from fleetfix.cli import complete, options
 from fleetfix.cli.command import Command
 
 app = typer.Typer(
@@ -64,9 +64,17 @@ def status(json: options.Json = False) -> None:
 
 @app.command("break", cls=Command)
 def break_hosts(
-    hosts: Annotated[str, typer.Argument(metavar="PATTERN", help="Hosts of the lab.")],
+    hosts: Annotated[
+        str, typer.Argument(metavar="PATTERN", help="Hosts of the lab.", autocompletion=complete.lab_hosts)
+    ],
     fault: Annotated[
-        str, typer.Option("--fault", metavar="FAULT", help="Which; `fleetfix lab faults` lists them.")
+        str,
+        typer.Option(
+            "--fault",
+            metavar="FAULT",
+            help="Which; `fleetfix lab faults` lists them.",
+            autocompletion=complete.faults,
+        ),
     ],
     settings: Annotated[
         list[str] | None,
@@ -86,7 +94,10 @@ def break_hosts(
 @app.command(cls=Command)
 def heal(
     hosts: Annotated[
-        str, typer.Argument(metavar="PATTERN", help="Hosts of the lab; all without it.")
+        str,
+        typer.Argument(
+            metavar="PATTERN", help="Hosts of the lab; all without it.", autocompletion=complete.lab_hosts
+        ),
     ] = "*",
 ) -> None:
     """Take back every fault of hosts of the lab."""
@@ -111,7 +122,7 @@ def faults() -> None:
     cls=Command, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 def ssh(
-    host: Annotated[str, typer.Argument(metavar="HOST")],
+    host: Annotated[str, typer.Argument(metavar="HOST", autocompletion=complete.lab_hosts)],
     command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]…")] = None,
 ) -> None:
     """Log in to a host of the lab, or run a command there."""

@@ -6,6 +6,11 @@ from typing import Annotated
 
 import typer
 
+from fleetfix.cli import complete
+
+RUN = typer.Argument(
+    metavar="RUN", help="A run's id, the beginning of it, or `last`.", autocompletion=complete.runs
+)
 Hosts = Annotated[
     list[str],
     typer.Option(
@@ -14,15 +19,29 @@ Hosts = Annotated[
         "-l",
         metavar="PATTERN",
         help="Which hosts, e.g. 'gpu[01-16]', @group, 'gpu*!gpu07'; repeated: all of these.",
+        autocompletion=complete.hosts,
     ),
 ]
 SomeHosts = Annotated[
     list[str] | None,
-    typer.Option("--hosts", "--limit", "-l", metavar="PATTERN", help="Only these hosts of the run."),
+    typer.Option(
+        "--hosts",
+        "--limit",
+        "-l",
+        metavar="PATTERN",
+        help="Only these hosts of the run.",
+        autocompletion=complete.hosts,
+    ),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option("--exclude", "-x", metavar="PATTERN", help="Hosts to leave out; repeat it for more."),
+    typer.Option(
+        "--exclude",
+        "-x",
+        metavar="PATTERN",
+        help="Hosts to leave out; repeat it for more.",
+        autocompletion=complete.hosts,
+    ),
 ]
 InventoryFile = Annotated[
     str | None,

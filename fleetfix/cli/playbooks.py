@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fleetfix.cli import options
+from fleetfix.cli import complete, options
 
 
 def playbooks(json: options.Json = False) -> None:
@@ -31,7 +31,11 @@ def playbooks(json: options.Json = False) -> None:
             print(f"{name:<24} {one_line(summary) if not wrong else f'does not load: {one_line(wrong)}'}")
 
 
-def lint(files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Playbooks.")]) -> int:
+def lint(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE…", help="Playbooks.", autocompletion=complete.playbooks)
+    ],
+) -> int:
     """Say everything that is wrong with playbooks; nothing is connected to."""
     import os
 
@@ -55,7 +59,10 @@ def lint(files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Pla
 
 def explain(
     kind: Annotated[
-        str | None, typer.Argument(metavar="ACTION", help="An action or check; all without it.")
+        str | None,
+        typer.Argument(
+            metavar="ACTION", help="An action or check; all without it.", autocompletion=complete.actions
+        ),
     ] = None,
 ) -> None:
     """Explain an action or check of the playbook language: what it does, and its parameters."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from fleetfix.cli import options
 
 
 def rollback(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of it, or `last`.")],
+    run: Annotated[str, options.RUN],
     hosts: options.SomeHosts = None,
     inventory: options.InventoryFile = None,
     forks: options.Forks = None,

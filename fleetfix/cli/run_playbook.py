@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
-from fleetfix.cli import options
+from fleetfix.cli import complete, options
 
 PlaybookName = Annotated[
-    str, typer.Argument(metavar="PLAYBOOK", help="A shipped playbook's name, or a file.")
+    str,
+    typer.Argument(
+        metavar="PLAYBOOK", help="A shipped playbook's name, or a file.", autocompletion=complete.playbooks
+    ),
 ]
 
 

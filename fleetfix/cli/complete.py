@@ -1,0 +1,86 @@
+"""What the shell offers at TAB; nothing is connected to, and nothing that fails is said."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+
+Offers = Callable[[str], list[str]]
+
+
+def _offers(source: Callable[[str], Iterable[str]]) -> Offers:
+    """Offer what begins with what is typed; a broken file offers nothing, and says nothing either."""
+
+    @functools.wraps(source)
+    def offer(incomplete: str) -> list[str]:
+        try:
+            return [one for one in source(incomplete) if one.startswith(incomplete)]
+        except Exception:  # noqa: BLE001 - a message would land in the middle of the line being typed
+            return []
+
+    return offer
+
+
+@_offers
+def playbooks(incomplete: str) -> Iterable[str]:
+    """Playbooks that have a name, and YAML files where a path is begun."""
+    from pathlib import Path
+
+    from fleetfix.library import available
+
+    head, slash, _ = incomplete.rpartition("/")
+    if not slash:
+        return [*available(), *(f"{path}/" for path in Path().iterdir() if path.is_dir())]
+    folder = Path(head or "/").expanduser()
+    found = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix in (".yaml", ".yml")]
+    return [f"{head}/{path.name}{'/' if path.is_dir() else ''}" for path in found]
+
+
+@_offers
+def hosts(incomplete: str) -> Iterable[str]:
+    """Hosts and groups of the usual inventory, after what stands before the last operator."""
+    import re
+
+    from fleetfix.cli.places import load_inventory
+
+    inventory = load_inventory(None)
+    match = re.match(r".*[,!&^]", incomplete)
+    before = match[0] if match else ""
+    return [before + one for one in (*inventory.hosts, *(f"@{group}" for group in inventory.groups))]
+
+
+@_offers
+def runs(incomplete: str) -> Iterable[str]:
+    """The newest runs of this machine's journal."""
+    from fleetfix.cli.state_dir import state_dir
+    from fleetfix.journal import Journal
+
+    folder = state_dir()
+    if not (folder / "journal.db").exists():
+        return []
+    with Journal.open(folder) as journal:
+        return ["last", *(row.run for row in journal.runs(50))]
+
+
+@_offers
+def faults(incomplete: str) -> Iterable[str]:
+    """The faults that the lab can make."""
+    from fleetfix.lab import FAULTS
+
+    return FAULTS
+
+
+@_offers
+def lab_hosts(incomplete: str) -> Iterable[str]:
+    """The hosts of the lab that is up."""
+    from fleetfix.cli.places import load_inventory
+
+    return load_inventory("lab").hosts
+
+
+@_offers
+def actions(incomplete: str) -> Iterable[str]:
+    """The words of the playbook language."""
+    from fleetfix.actions import KINDS
+
+    return KINDS

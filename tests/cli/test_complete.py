@@ -1,0 +1,59 @@
+"""What TAB offers in a shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleetfix.transports.scripted import Fleet
+from tests.cli.conftest import Line
+
+
+def offered(line: str, **environ: str) -> list[str]:
+    """Ask as bash does, with the cursor at the end of the line."""
+    words = line.split(" ")
+    asked = {"_FLEETFIX_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", "from fleetfix.cli.main import run; run()"],
+        env={**os.environ, **asked, **environ},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("fleetfix run pur", ["purge-cu13"]),
+        ("fleetfix lint ./la", ["./lamps.yaml"]),
+        ("fleetfix run lamps.yaml -l gpu03", ["gpu03"]),
+        ("fleetfix run lamps.yaml --hosts @", ["@front"]),
+        ("fleetfix plan lamps.yaml -l gpu01,@f", ["gpu01,@front"]),
+        ("fleetfix hosts gpu0", ["gpu01", "gpu02", "gpu03", "gpu04"]),
+        ("fleetfix explain cuda", ["cuda_wheels"]),
+        ("fleetfix lab break gpu01 --fault vani", ["vanish"]),
+        ("fleetfix show ", []),
+    ],
+)
+def test_names_are_offered(line: str, wanted: list[str]) -> None:
+    assert offered(line, FLEETFIX_INVENTORY="hosts.yaml") == wanted
+
+
+def test_runs_are_offered_the_newest_first(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        first = fleetfix("plan", "./lamps.yaml", "-i", "hosts.yaml", "-l", "gpu01").run
+    assert offered("fleetfix rollback ") == ["last", first]
+
+
+def test_what_is_broken_offers_nothing_and_says_nothing(place: Path) -> None:
+    (place / "bad.yaml").write_text("hosts: [\n")
+    assert offered("fleetfix hosts g", FLEETFIX_INVENTORY="bad.yaml") == []
+    assert offered("fleetfix hosts g", FLEETFIX_INVENTORY="nosuch") == []
+    assert offered("fleetfix show 2", FLEETFIX_STATE_DIR="/dev/null") == []
+    assert not (place / "state").exists()
