@@ -165,8 +165,10 @@ def test_a_wrong_reference_does_not_load(reference: str, complaint: str) -> None
         (
             "a ${{ vars.x }}",
             {},
-            "p.yaml:4: only a single value fits inside text, and vars.x is nothing"
-            " (vars.x is null on gpu01)",
+            (
+                "p.yaml:4: only a single value fits inside text, and vars.x is nothing"
+                " (vars.x is null on gpu01)"
+            ),
         ),
         (
             "a ${{ vars.x }}",
