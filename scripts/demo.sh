@@ -5,7 +5,7 @@ set -eu
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/fleetfix-demo.XXXXXX")
 export XDG_STATE_HOME="$work/state" XDG_CONFIG_HOME="$work/config"
-unset FLEETFIX_INVENTORY
+unset FLEETFIX_INVENTORY FLEETFIX_STATE_DIR
 
 finish() {
     code=$?

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from fleetfix.cli.config import Config
 from fleetfix.commands import Completed
+from fleetfix.events import Event
 from fleetfix.inventory import Host, Inventory
 from fleetfix.playbook import read
 
@@ -29,9 +33,46 @@ def test_a_playbook_that_is_shown_loads_and_binds(text: str) -> None:
     assert read(text, "docs/playbooks.md").bind(Host(name="gpu01", address="gpu01"), {})
 
 
-@pytest.mark.parametrize("text", [text for text in blocks("docs/playbooks.md", "yaml") if "hosts:" in text])
+SHOWN = [*blocks("docs/playbooks.md", "yaml"), *blocks("README.md", "yaml")]
+
+
+@pytest.mark.parametrize("text", [text for text in SHOWN if "hosts:" in text])
 def test_an_inventory_that_is_shown_loads(text: str, write: Any) -> None:
     assert Inventory.load(str(write("i.yaml", text))).hosts
+
+
+def test_the_example_inventory_has_the_hosts_of_the_readme_and_reaches_none() -> None:
+    example = Inventory.load(str(ROOT / "inventory"))
+    named = re.findall(r"--hosts '([^']+)'", (ROOT / "README.md").read_text())
+    assert "gpu[01-16]" in named
+    for host in example.select(named):
+        assert host.address.endswith(".example")
+
+
+def test_a_check_that_is_shown_does_not_hold_where_its_question_fails(tmp_path: Path) -> None:
+    (text,) = [one for one in blocks("docs/playbooks.md", "yaml") if "nvidia-smi -pm 1" in one]
+    (step,) = read(text, "docs/playbooks.md").bind(Host(name="gpu01", address="gpu01"), {})
+    for answer, code in (
+        ("echo Enabled", 0),
+        ("echo Disabled", 1),
+        ("exit 9", 1),
+        ("echo Enabled; exit 9", 1),
+    ):
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+        path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        assert min(subprocess.run(["sh", "-c", step.act.check], env=path).returncode, 1) == code
+
+
+def test_the_reference_names_every_event_variable_and_key() -> None:
+    page = (ROOT / "docs/reference.md").read_text()
+    for event in get_args(get_args(Event)[0]):
+        assert f"`{event.model_fields['kind'].default}`" in page
+    for key in Config.model_fields:
+        assert f"`{key}`" in page
+    for file in (ROOT / "fleetfix").rglob("*.py"):
+        for variable in re.findall(r"FLEETFIX_[A-Z_]+", file.read_text()):
+            assert f"`{variable}`" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -16,13 +16,14 @@ from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.engine.fleetrun import roll_back
 from fleetfix.errors import JournalError, UsageError
-from fleetfix.events import RunStarted
+from fleetfix.events import ChangeShown, RunStarted
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.journal import Journal
 from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
 from fleetfix.state import HostState, RunState, fold
+from fleetfix.views.fit import fit
 from fleetfix.views.grouping import counted, group
 from fleetfix.views.neutral import one_line
 
@@ -90,12 +91,10 @@ def _ask(run: str, known: RunState, hosts: tuple[Host, ...]) -> None:
     if not consent.at_terminal():
         return
     done = [
-        (host.name, change.summary)
-        for host in hosts
-        for change in (known.hosts[host.name].changes.values() if host.name in known.hosts else ())
+        (host.name, change.summary) for host in hosts for change in reversed(_changes(known, host.name))
     ]
     for one in group(done):
-        print(f"{counted(one.hosts)}: undo: {one_line(one.text)}", file=sys.stderr)
+        print(fit(f"{counted(one.hosts)}: undo: {one_line(one.text)}", sys.stderr), file=sys.stderr)
     names = HostSet(host.name for host in hosts)
     question = consent.Question(f"undo run {run} on", names, above=config.load().confirm_above)
     if not consent.ask(question):
@@ -169,3 +168,7 @@ def _started_elsewhere(run: str, hosts: tuple[Host, ...], order: Return) -> RunS
         version="",
         reason=order.reason,
     )
+
+
+def _changes(known: RunState, host: str) -> list[ChangeShown]:
+    return list(known.hosts[host].changes.values()) if host in known.hosts else []

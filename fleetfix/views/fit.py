@@ -7,6 +7,8 @@ import re
 from typing import TextIO
 
 NARROWEST = 40
+_LABEL = re.compile(r" *\S{1,16}(?: \S{1,3})? {2,}(?=\S)")
+"""What stands before the text of a line: a step, an outcome, a time."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -31,7 +33,9 @@ def broken(text: str, width: int) -> str:
 def _broken_line(line: str, width: int) -> str:
     if _columns(line) <= width:
         return line
-    indent = " " * min(len(line) - len(line.lstrip(" ")) + 4, width // 2)
+    label = _LABEL.match(line)
+    begin = label.end() if label else len(line) - len(line.lstrip(" ")) + 4
+    indent = " " * min(begin, width // 2)
     lines, current = [], ""
     for part in re.split(r"(?<=\S)(?= +\S)", line):
         if current.strip() and _columns(current + part) > width:

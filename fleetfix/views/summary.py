@@ -161,7 +161,8 @@ def _measured(state: RunState, host: HostState) -> _Speed | None:
     order = [step for step, _ in state.started.steps] if state.started else list(host.steps)
     steps = [host.steps[step] for step in order if step in host.steps]
     found = [(at, step.measured) for at, step in enumerate(steps) if step.measured is not None]
-    if not found:
+    if not found or host.outcome == "rolled_back":
+        # Rolled back it is as before: what was measured in between says nothing of what is now.
         return None
     if host.outcome in GOOD and host.outcome != "changed":
         return _Speed(None, found[-1][1], touched=False)

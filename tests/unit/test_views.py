@@ -463,7 +463,7 @@ def test_a_host_that_was_never_slow_has_not_recovered() -> None:
 def test_long_lines_break_between_words_and_go_on_under_their_beginning() -> None:
     text = "  wheels     repair 21 files of 4 packages, remove 18 packages, and say so\nshort"
     assert broken(text, 44) == (
-        "  wheels     repair 21 files of 4 packages,\n      remove 18 packages, and say so\nshort"
+        "  wheels     repair 21 files of 4 packages,\n             remove 18 packages, and say so\nshort"
     )
 
 
@@ -481,6 +481,12 @@ def test_colours_count_nothing_for_the_width() -> None:
 
 def test_what_is_no_terminal_is_never_broken() -> None:
     assert fit("x " * 500, io.StringIO()) == "x " * 500
+
+
+def test_what_was_measured_before_a_host_went_back_is_not_told_as_its_speed() -> None:
+    events = [*stories.mended("gpu01", 1), HostFinished(host="gpu01", outcome="rolled_back")]
+    state = fold(stories.records([stories.started("gpu01"), *events, RunFinished(exit=0)]))
+    assert "speed" not in summary_text(state, 0)
 
 
 def test_the_list_of_runs_has_no_empty_columns() -> None:

@@ -8,6 +8,7 @@ import time
 
 DRIVER, CUDA, NAME, TOTAL = "590.48.01", "13.1", "NVIDIA H200", 143771
 FAULTS = "/run/lab/faults/"
+PERSISTENCE_OFF = "/run/lab/persistence_off_"
 BUSY = 68518  # MiB that a holder has on its GPU
 
 
@@ -41,7 +42,7 @@ def answer(words):
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        if not equals and name in ("-i", "--id", "--format") and rest:
+        if not equals and name in ("-i", "--id", "--format", "-pm", "--persistence-mode") and rest:
             value = rest.pop(0)
         options[name] = value
     wanted = options.get("-i", options.get("--id"))
@@ -49,6 +50,9 @@ def answer(words):
     if not gpus:
         print("No devices were found")
         return 6
+    for option in ("-pm", "--persistence-mode"):
+        if option in options:
+            return persist(options[option], gpus)
     if "-L" in options or "--list-gpus" in options:
         for gpu in gpus:
             print("GPU %d: %s (UUID: %s)" % (gpu["index"], NAME, gpu["uuid"]))
@@ -62,6 +66,29 @@ def answer(words):
 
 def chosen(gpu, wanted):
     return str(gpu["index"]) in wanted or gpu["uuid"] in wanted or gpu["bus"] in wanted
+
+
+def persist(wanted, gpus):
+    """Switch the persistence mode of GPUs; it lasts until the host is restarted."""
+    names = {"0": "Disabled", "DISABLED": "Disabled", "1": "Enabled", "ENABLED": "Enabled"}
+    mode = names.get(wanted.upper())
+    if mode is None:
+        print("Invalid persistence mode: '%s'. Persistence mode can be 0/1." % wanted)
+        return 2
+    for gpu in gpus:
+        if persistence(gpu) == mode:
+            print("Persistence mode is already %s for GPU %s." % (mode, gpu["bus"]))
+            continue
+        mark = PERSISTENCE_OFF + str(gpu["index"])
+        try:
+            os.unlink(mark) if mode == "Enabled" else open(mark, "w").close()
+        except PermissionError:
+            print("Unable to set persistence mode for GPU %s: Insufficient Permissions" % gpu["bus"])
+            print("Terminating early due to previous errors.")
+            return 4
+        print("%s persistence mode for GPU %s." % (mode, gpu["bus"]))
+    print("All done.")
+    return 0
 
 
 # -- what is there -----------------------------------------------------------------------------------
@@ -108,6 +135,10 @@ def command(pid):
             return file.read().split(b"\0")[0].decode("utf-8", "replace") or "[Not Found]"
     except OSError:
         return "[Not Found]"
+
+
+def persistence(gpu):
+    return "Disabled" if os.path.exists(PERSISTENCE_OFF + str(gpu["index"])) else "Enabled"
 
 
 def memory(gpu):
@@ -174,7 +205,7 @@ GPU_FIELDS = {
     "temperature.gpu": (lambda gpu: 52 if gpu["holders"] else 28, ""),
     "power.draw": (lambda gpu: "628.41" if gpu["holders"] else "77.12", "W"),
     "mig.mode.current": (lambda gpu: "Disabled", ""),
-    "persistence_mode": (lambda gpu: "Enabled", ""),
+    "persistence_mode": (persistence, ""),
     "compute_mode": (lambda gpu: "Default", ""),
     "pstate": (lambda gpu: "P0", ""),
     "ecc.errors.uncorrected.volatile.total": (lambda gpu: 0, ""),
@@ -209,7 +240,9 @@ def table(gpus):
         busy = bool(gpu["holders"])
         watts, heat, share = (628, 52, 100) if busy else (77, 28, 0)
         used = "%dMiB / %dMiB" % (memory(gpu), TOTAL)
-        print("| %3d  %-27s    On  |   %s Off |                    0 |" % (gpu["index"], NAME, gpu["bus"]))
+        kept = "On" if persistence(gpu) == "Enabled" else "Off"
+        row = (gpu["index"], NAME, kept, gpu["bus"])
+        print("| %3d  %-27s   %3s  |   %s Off |                    0 |" % row)
         print(
             "| N/A  %3dC    P0  %13dW /  700W | %22s |   %4d%%      Default |" % (heat, watts, used, share)
         )
