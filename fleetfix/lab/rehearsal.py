@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from fleetfix.lab.template import VENV, WHEELHOUSE, Template, drop, find_python,
 from fleetfix.lab.wheel import Installer
 
 START_TIMEOUT = 60.0
+JOB_SECONDS = 10.0
+"""How long `up` waits for the training jobs of its hosts to be there."""
 MOST_HOSTS = 254 * 254
 
 VARS: dict[str, Json] = {"min_tok_s": 19000, "wheelhouse": WHEELHOUSE}
@@ -95,7 +98,14 @@ class Lab:
         found = self.record()
         # The server outlives us and is not ours to wait for.
         server.returncode = 0
+        self._await_jobs(names)
         return found
+
+    def _await_jobs(self, names: Sequence[str]) -> None:
+        """Let every job become one: a fault that is made before would find nothing to act on."""
+        until = time.monotonic() + JOB_SECONDS
+        while time.monotonic() < until and not all(self.job(name) for name in names):
+            time.sleep(0.02)
 
     def _refuse(self, names: Sequence[str], bad: set[str]) -> None:
         if not names:
