@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from fleetfix.action import Action, Plan, Planned, Probe
 from fleetfix.commands import Call, Change, Read, Seconds, Value
 from fleetfix.domain.masking import masked
+from fleetfix.domain.processes import command_of
 from fleetfix.domain.throughput import from_zero
 
 
@@ -116,7 +117,7 @@ class Job(Action[JobFacts]):
             return Plan(blocked=_began_from_zero(facts.from_zero))
         dead = [job for job in facts.captured if not job.alive]
         if dead:
-            what = ", ".join(f"{job.user}'s {masked(' '.join(job.argv))[:60]}" for job in dead)
+            what = ", ".join(f"{job.user}'s {command_of(job.argv)}" for job in dead)
             return Plan(changes=(self._start(f"start {what} again, as it ran"),))
         if facts.captured or facts.current is not None:
             return Plan(notes=tuple(self._notes(facts)))

@@ -9,6 +9,13 @@ from fleetfix.commands import Value
 from fleetfix.domain.masking import masked
 
 
+def command_of(argv: Sequence[str]) -> str:
+    """A command line as people name it, `python torchrun`, with nothing in it that looks secret."""
+    words = [basename(argv[0])] if argv else ["?"]
+    words += [basename(word) for word in argv[1:] if word and not word.startswith("-")][:1]
+    return masked(" ".join(words))[:60]
+
+
 class GpuJob(Value):
     """A job that holds GPUs: its top launcher, and what stands against stopping or restarting it."""
 
@@ -42,9 +49,7 @@ class GpuJob(Value):
     @property
     def command(self) -> str:
         """What runs, in a few words: `python train.py`."""
-        words = [basename(self.argv[0])] if self.argv else ["?"]
-        words += [basename(word) for word in self.argv[1:] if word and not word.startswith("-")][:1]
-        return masked(" ".join(words))[:60]
+        return command_of(self.argv)
 
     def __str__(self) -> str:
         return f"{self.user}'s job {self.pid} ({self.command})"
