@@ -94,7 +94,15 @@ def records_in(folder):
 def runs(record):
     """Whether the process of a start record or a capture still lives, in this boot."""
     boot = record.get("boot")
-    return (boot is None or boot == capture.boot_id()) and alive(record["pid"], record["start"])
+    if boot is not None and boot != capture.boot_id():
+        return False
+    return alive(record["pid"], record["start"]) and _has_memory(record["pid"])
+
+
+def _has_memory(pid):
+    """False for a process in the middle of its exit: it has let go of its memory and of the start lock,
+    and is no zombie yet."""
+    return procs.slurp(pid, "statm").split(b" ")[0] not in (b"", b"0")
 
 
 def load(path):
