@@ -284,13 +284,23 @@ def holder(path):
 
 
 def held(path):
-    """Whether any process holds this lock."""
+    """Whether any process holds this lock for itself."""
+    return _refused(path, fcntl.LOCK_SH)
+
+
+def held_by_anyone(path):
+    """Whether any process holds this lock, be it together with others."""
+    return _refused(path, fcntl.LOCK_EX)
+
+
+def _refused(path, kind):
+    """Whether a lock of this kind cannot be had now; False where there is no such file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
@@ -303,18 +313,3 @@ def hold_shared(path):
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
-
-
-def held_by_anyone(path):
-    """Whether anyone holds a shared lock."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
