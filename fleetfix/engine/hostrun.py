@@ -6,12 +6,12 @@ Whatever happens in here, the host ends with exactly one `HostFinished`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from fleetfix.action import Action, Check, Plan
-from fleetfix.commands import Change, Json
+from fleetfix.commands import Json
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.outcomes import Phase, outcome_of
@@ -53,8 +53,6 @@ class HostRun:
     steps: tuple[Step, ...]
     _line: Line | None = None
     _foreseen: dict[str, Foreseen] = field(default_factory=dict)
-    _changed: set[str] = field(default_factory=set)
-    _begun: list[Change] = field(default_factory=list)
     _acquired: bool = False
     _job_seen: bool = False
     """The job that a stop was to end was seen to run after all."""
@@ -171,7 +169,7 @@ class HostRun:
             self._acquired = True
             await self._line.session.note("bound", self._bound())
         except HostError as error:
-            return self._give_up(error.failure, "acquire")
+            return self._give_up(error.failure, "plan")
         await self._go_through(checks_only=False)
         return None
 
@@ -209,7 +207,7 @@ class HostRun:
     def _its_turn(self, step: Step, checks_only: bool) -> bool:
         if checks_only and isinstance(step.act, Action):
             return False
-        if step.when_changed and not self._changed.intersection(step.when_changed):
+        if step.when_changed and not self._has_changed(step.when_changed):
             return False
         return not (
             step.when_pending and isinstance(step.act, Action) and not self._foreseen[step.id].pending
@@ -219,14 +217,12 @@ class HostRun:
         assert self._line is not None
         began = self.context.clock.now()
         announced = self._foreseen[step.id].plan if self._foreseen[step.id].pending else Plan()
-        turn = StepRun(self.context, self.host.name, self._line, step, announced, self._begun.append)
+        turn = StepRun(self.context, self.host.name, self._line, step, announced)
         try:
             async with asyncio.timeout(step.timeout):
                 end = await turn.run()
         except TimeoutError:
             end = await self._late(step)
-        if end.result == "changed":
-            self._changed.add(step.id)
         if end.measured is not None and not end.proven:
             self._line.before = end.measured
         self.context.recorder.record(
@@ -262,8 +258,9 @@ class HostRun:
 
     async def _went_through(self, kept: tuple[Step, StepEnd] | None) -> None:
         if kept is None:
-            await self._end_session("changed" if self._changed else "ok", commit=True)
-            return self._finish("changed" if self._changed else "ok")
+            well: Outcome = "changed" if self._has_changed(self._foreseen) else "ok"
+            await self._end_session(well, commit=True)
+            return self._finish(well)
         step, end = kept
         unproven = isinstance(step.act, Check) and step.act.unproven
         outcome: Outcome = "unproven" if unproven else "failed"
@@ -272,10 +269,10 @@ class HostRun:
 
     async def _failed(self, step: Step, end: StepEnd, first: tuple[Step, StepEnd]) -> None:
         failure = first[1].failure or Failure(kind="command", message=first[1].reason)
-        if step.on_failure == "rollback" and self._begun:
+        if step.on_failure == "rollback" and self._state().changes:
             return await self._roll_back(failure, first[0].id)
         outcome: Outcome = "failed"
-        if not self._begun and end.result == "blocked":
+        if not self._state().changes and end.result == "blocked":
             outcome = "blocked"
         await self._end_session(outcome, commit=False)
         return self._finish(outcome, failure.message, failure, first[0].id)
@@ -303,7 +300,6 @@ class HostRun:
             await self._end_session("failed", commit=False)
             reason = f"{failure.message}; cannot be undone: {'; '.join(went.left)}"
             return self._finish("failed", reason, failure, step)
-        self._begun.clear()
         recorder.record(RollbackFinished(host=self.host.name, result="rolled_back"))
         await self._end_session("rolled_back", commit=False)
         return self._finish("rolled_back", failure.message, failure, step)
@@ -312,7 +308,7 @@ class HostRun:
         """The session broke and did not come back while the host was being mended."""
         first = self._state().first_failure or failure
         self.context.recorder.record(HostLost(host=self.host.name, failure=failure))
-        if not self._begun:
+        if not self._state().changes:
             return self._finish("failed" if self._acquired else "unreachable", failure.message, first)
         self.context.recorder.record(RollbackFinished(host=self.host.name, result="rollback_pending"))
         return self._finish("rollback_pending", failure.message, first)
@@ -325,7 +321,9 @@ class HostRun:
                 async with asyncio.timeout(CANCEL_SECONDS):
                     stuck = await self._line.session.cancel()
                     await self._see_whether_the_job_runs()
-                    await self._end_session("cancelled", commit=False, keep_claim=bool(self._begun))
+                    await self._end_session(
+                        "cancelled", commit=False, keep_claim=bool(self._state().changes)
+                    )
             except (HostError, TimeoutError):
                 stuck = ("what runs there: the host does not answer",)
         reason = f"cannot be ended: {', '.join(stuck)}" if stuck else ""
@@ -371,6 +369,11 @@ class HostRun:
                 open=() if settled else tuple(shown.summary for shown in self._state().changes.values()),
             )
         )
+
+    def _has_changed(self, steps: Iterable[str]) -> bool:
+        """Whether one of these steps has changed something here."""
+        ended = self._state().steps
+        return any(ended[id].result == "changed" for id in steps if id in ended)
 
     def _job_stopped(self) -> bool:
         return self._state().job_stopped and not self._job_seen

@@ -1,4 +1,4 @@
-"""The one table that says what becomes of a host: phase x failure -> outcome."""
+"""The one table that says what becomes of a host before a change: phase x failure -> outcome."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Literal
 from fleetfix.errors import FailureKind
 from fleetfix.events import Outcome
 
-Phase = Literal["connect", "plan", "acquire", "mend"]
-"""connect: opening the session. plan: asking, before anything changed. acquire: taking the lease.
-mend: after a change was begun, with nothing more to be undone."""
+Phase = Literal["connect", "plan"]
+"""connect: opening the session. plan: all that is asked of the host, the lease last, before a change."""
 
 _BEFORE: dict[FailureKind, Outcome] = {
     "unreachable": "unreachable",
@@ -30,8 +29,6 @@ _WHILE_PLANNING: dict[FailureKind, Outcome] = {**_BEFORE, "hung": "blocked", "ti
 _TABLE: dict[Phase, dict[FailureKind, Outcome]] = {
     "connect": _BEFORE,
     "plan": _WHILE_PLANNING,
-    "acquire": _WHILE_PLANNING,
-    "mend": {"cancelled": "cancelled"},
 }
 
 

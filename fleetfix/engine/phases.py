@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleetfix.action import Action, AnyAction, AnyCheck, Check, Measurement, Plan, Verdict
@@ -71,8 +70,6 @@ class StepRun:
     line: Line
     step: Step
     announced: Plan
-    begun: Callable[[Change], None]
-    """Told of each change just before it is sent."""
 
     async def run(self) -> StepEnd:
         """Run the step with its retries. Raises HostError when the session is lost."""
@@ -131,7 +128,6 @@ class StepRun:
         recorder = self.context.recorder
         recorder.record(ChangeStarted(host=self.host, step=self.step.id, change=id, shown=shown(change)))
         await recorder.durable()
-        self.begun(change)
         completed = await self._send(id, change)
         recorder.record(
             ChangeFinished(
