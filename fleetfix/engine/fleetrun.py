@@ -10,7 +10,7 @@ from fleetfix import __version__
 from fleetfix.engine.context import Clock, Interrupts, OpenSession, RealClock, Request, RunContext, Slots
 from fleetfix.engine.hostrun import HostRun
 from fleetfix.engine.line import Memory
-from fleetfix.engine.rollback import WentBack, undo_all
+from fleetfix.engine.rollback import undo_all
 from fleetfix.engine.rollout import Finish, Halt, Start, Wait, decide
 from fleetfix.errors import Failure, HostError, JournalError
 from fleetfix.events import (
@@ -18,7 +18,6 @@ from fleetfix.events import (
     HostFinished,
     HostSaid,
     Outcome,
-    RollbackFinished,
     RollbackStarted,
     RunFinished,
     RunHalted,
@@ -270,27 +269,14 @@ async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, open
         recorder.record(RollbackStarted(host=host.name, reason=purpose.reason or "asked for"))
         await recorder.durable()
         went = await undo_all(session, host.name, recorder)
-        outcome, failure = _outcome_of(went)
-        await session.end(outcome, keep_claim=bool(went.errors), commit=False)
-        well = outcome == "rolled_back"
-        recorder.record(
-            RollbackFinished(host=host.name, result="rolled_back" if well else "rollback_failed")
-        )
-        _finish_rollback(host, recorder, outcome, failure)
+        await session.end(went.outcome, keep_claim=bool(went.errors), commit=False)
+        recorder.record(went.finished(host.name))
+        _finish_rollback(host, recorder, went.outcome, went.failure)
     except HostError as error:
         lost = error.failure.kind in ("unreachable", "timed_out")
         _finish_rollback(host, recorder, "rollback_pending" if lost else "rollback_failed", error.failure)
     finally:
         await session.close()
-
-
-def _outcome_of(went: WentBack) -> tuple[Outcome, Failure | None]:
-    if went.errors:
-        return "rollback_failed", went.errors[0]
-    if went.left:
-        message = f"cannot be undone: {'; '.join(went.left)}"
-        return "failed", Failure(kind="command", message=message)
-    return "rolled_back", None
 
 
 def _nothing_to_undo(host: Host, recorder: Recorder) -> None:

@@ -17,7 +17,7 @@ from fleetfix.engine.line import Line
 from fleetfix.engine.outcomes import Phase, outcome_of
 from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.engine.phases import StepEnd, StepRun
-from fleetfix.engine.rollback import undo_all, verify_as_before
+from fleetfix.engine.rollback import WentBack, undo_all, verify_as_before
 from fleetfix.engine.rollout import why_not_begin
 from fleetfix.engine.survey import is_asked, refuse_where_taken, step_planned
 from fleetfix.errors import Failure, HostError
@@ -284,25 +284,14 @@ class HostRun:
         recorder.record(RollbackStarted(host=self.host.name, reason=failure.message))
         await recorder.durable()
         went = await undo_all(self._line.session, self.host.name, recorder)
-        errors = went.errors
         await self._see_whether_the_job_runs()
-        if not errors and not went.left:
-            errors = await verify_as_before(
+        if went.outcome == "rolled_back":
+            went.errors += await verify_as_before(
                 self.context, self._line, self.host.name, self.steps, self._foreseen
             )
-        if errors:
-            recorder.record(RollbackFinished(host=self.host.name, result="rollback_failed"))
-            await self._end_session("rollback_failed", commit=False, keep_claim=True)
-            reason = f"{failure.message}; and going back failed: {errors[0].message}"
-            return self._finish("rollback_failed", reason, failure, step)
-        if went.left:
-            recorder.record(RollbackFinished(host=self.host.name, result="rollback_failed"))
-            await self._end_session("failed", commit=False)
-            reason = f"{failure.message}; cannot be undone: {'; '.join(went.left)}"
-            return self._finish("failed", reason, failure, step)
-        recorder.record(RollbackFinished(host=self.host.name, result="rolled_back"))
-        await self._end_session("rolled_back", commit=False)
-        return self._finish("rolled_back", failure.message, failure, step)
+        recorder.record(went.finished(self.host.name))
+        await self._end_session(went.outcome, commit=False, keep_claim=bool(went.errors) or None)
+        return self._finish(went.outcome, _and_back(failure, went), failure, step)
 
     def _lost(self, failure: Failure) -> None:
         """The session broke and did not come back while the host was being mended."""
@@ -395,3 +384,10 @@ class HostRun:
         if self._line is not None:
             line, self._line = self._line, None
             await line.session.close()
+
+
+def _and_back(first: Failure, went: WentBack) -> str:
+    """The first error, and what came of going back where that did not go well."""
+    if went.errors:
+        return f"{first.message}; and going back failed: {went.errors[0].message}"
+    return f"{first.message}; {went.failure.message}" if went.failure else first.message

@@ -11,7 +11,7 @@ from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.errors import Failure, HostError
-from fleetfix.events import ChangeUndone, HostSaid
+from fleetfix.events import ChangeUndone, HostSaid, Outcome, RollbackFinished
 from fleetfix.playbook import Step
 from fleetfix.recorder import Recorder
 from fleetfix.session import Past, Session
@@ -27,6 +27,27 @@ class WentBack:
 
     errors: list[Failure] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What becomes of the host. Where something cannot be undone, no other try would help."""
+        if self.errors:
+            return "rollback_failed"
+        return "failed" if self.left else "rolled_back"
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the host is not as it was; None where it is."""
+        if self.errors:
+            return self.errors[0]
+        if self.left:
+            return Failure(kind="command", message=f"cannot be undone: {'; '.join(self.left)}")
+        return None
+
+    def finished(self, host: str) -> RollbackFinished:
+        """The event that ends the way back."""
+        well = self.outcome == "rolled_back"
+        return RollbackFinished(host=host, result="rolled_back" if well else "rollback_failed")
 
 
 async def undo_all(session: Session, host: str, recorder: Recorder) -> WentBack:
