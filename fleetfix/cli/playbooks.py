@@ -46,7 +46,7 @@ def lint(
     found = 0
     for file in files:
         # `lint lamps` may be a shipped playbook; what is there under this name is meant as a file.
-        complaints = complaints_of(f"./{file}" if os.path.exists(file) else file)
+        complaints = complaints_of(os.path.join(os.curdir, file) if os.path.exists(file) else file)
         found += len(complaints)
         for complaint in complaints or (f"{file}: ok",):
             print(neutral(complaint))

@@ -37,6 +37,11 @@ def test_lint_says_ok_or_every_complaint_with_its_line(fleetfix: Line, place: Pa
     assert "lamps.yaml: ok" in result.out
 
 
+def test_lint_takes_a_whole_path_whatever_its_ending(fleetfix: Line, place: Path) -> None:
+    whole = (place / "lamps.yaml").absolute().rename(place.absolute() / "lamps")
+    assert fleetfix("lint", str(whole)).out == f"{whole}: ok\n"
+
+
 def test_lint_knows_an_inventory_a_folder_and_a_step_without_an_action(fleetfix: Line, place: Path) -> None:
     assert "hosts.yaml:1: this looks like an inventory" in fleetfix("lint", "hosts.yaml").out
     assert "is a folder, not a file" in fleetfix("lint", ".").out
