@@ -276,6 +276,7 @@ class HostContract(SessionPromises):
     async def test_what_a_newer_run_changed_again_is_not_undone_under_it(self, place: Place) -> None:
         for run in ("r1", "r2"):
             session = await place.open(run)
+            await eventually_released(place, session)
             undo = (call("append", path=place.path("undone"), text=run),)
             await session.change(
                 f"{run}/s/1/0", "s", change(call("append", path=place.path("f")), undo=undo)
@@ -283,16 +284,19 @@ class HostContract(SessionPromises):
             await session.end("changed", keep_claim=False, commit=True)
             await session.close()
         old, new = await place.open("r1"), await place.open("r2")
+        await eventually_released(place, old)
         with pytest.raises(HostError) as refused:
             await old.undo("r1/s/1/0")
         assert refused.value.failure.kind == "blocked"
         assert "r2" in refused.value.failure.message
         assert place.lines("undone") == []
         await old.close()
+        await eventually_released(place, new)
         assert (await new.undo("r2/s/1/0")).ok
         await new.end("rolled_back", keep_claim=False, commit=False)
         await new.close()
         again = await place.open("r1")
+        await eventually_released(place, again)
         assert (await again.undo("r1/s/1/0")).ok
         assert place.lines("undone") == ["r2", "r1"]
 
