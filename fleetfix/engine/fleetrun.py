@@ -99,6 +99,7 @@ class _Fleet:
         self._consent = consent
         self._runs = runs
         self._tasks: dict[asyncio.Task[None], str] = {}
+        self._ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
         self._seen_interrupts = 0
 
     async def run(self) -> None:
@@ -113,6 +114,7 @@ class _Fleet:
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = name
+        task.add_done_callback(self._ended.put_nowait)
 
     async def _decide_until_done(self) -> None:
         policy = self._context.request.policy
@@ -153,15 +155,20 @@ class _Fleet:
 
     async def _step(self) -> bool:
         """Wait until a task ends or the operator interrupts. False when nothing is left to wait for."""
-        interrupts = self._context.interrupts
         if not self._tasks:
             return False
-        stop = asyncio.ensure_future(interrupts.more_than(self._seen_interrupts))
-        done, _ = await asyncio.wait({*self._tasks, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop = asyncio.ensure_future(self._context.interrupts.more_than(self._seen_interrupts))
+        ended = asyncio.ensure_future(self._ended.get())
+        await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         self._note_interrupts()
-        for task in done & set(self._tasks):
-            self._collect(task)
+        if ended.done():
+            self._collect(ended.result())
+        else:
+            ended.cancel()
+        # What has ended meanwhile is taken in too: one decision serves for all of it.
+        while not self._ended.empty():
+            self._collect(self._ended.get_nowait())
         return True
 
     def _note_interrupts(self) -> None:
@@ -233,9 +240,12 @@ async def roll_back(
         async with slots:
             await _roll_back_host(host, purpose, recorder, opener)
 
-    async with asyncio.TaskGroup() as group:
-        for host in hosts:
-            group.create_task(one(host))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for host in hosts:
+                group.create_task(one(host))
+    except* JournalError as errors:
+        raise errors.exceptions[0] from None
     recorder.record(RunRolledBack(exit=_exit_after_rollback(recorder.state, hosts)))
     await recorder.durable()
     return recorder.state

@@ -31,6 +31,7 @@ from fleetfix.events import (
     Outcome,
     RollbackFinished,
     RollbackStarted,
+    RunHalted,
     StepFinished,
 )
 from fleetfix.inventory import Host
@@ -150,7 +151,7 @@ class HostRun:
     async def mend(self) -> None:
         """Take the host's turn: every step in order, and back again where that is the way."""
         async with self._turn():
-            why_not = why_not_begin(self.context.recorder.state, self.context.request.policy)
+            why_not = self._why_not_begin()
             if why_not is not None:
                 return self._finish("not_started", why_not)
             self.context.recorder.record(HostStarted(host=self.host.name))
@@ -159,6 +160,14 @@ class HostRun:
             except HostError as error:
                 self._lost(error.failure)
         return None
+
+    def _why_not_begin(self) -> str | None:
+        """Why this host may not be begun any more. Whoever finds that the run is to halt says so."""
+        state = self.context.recorder.state
+        why_not = why_not_begin(state, self.context.request.policy)
+        if why_not is not None and not state.interrupted and state.halted is None:
+            self.context.recorder.record(RunHalted(reason=why_not))
+        return why_not
 
     async def _mend(self) -> None:
         if self._line is None:

@@ -624,6 +624,21 @@ async def test_without_a_journal_nothing_more_is_changed() -> None:
     assert fleet["gpu01"].runs("do") == []
 
 
+async def test_without_a_journal_a_way_back_says_so_and_is_no_bug() -> None:
+    host = toy_host(a=False)
+    host.lose(after=1)
+    fleet, shelf = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, SWITCHES[:1], shelf=shelf)
+
+    def full(records: Sequence[Record]) -> None:
+        raise JournalError("no space left on device")
+
+    shelf.append = full  # type: ignore[method-assign]
+    with pytest.raises(JournalError):
+        await go_back(fleet, shelf, state)
+    assert host.runs("undo") == []
+
+
 async def test_every_host_ends_with_exactly_one_outcome() -> None:
     fleet = Fleet({f"gpu{n:02}": toy_host(a=bool(n % 2)) for n in range(12)})
     fleet["gpu03"].refuse()
