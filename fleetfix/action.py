@@ -76,6 +76,11 @@ class Action(Value, Generic[Facts]):
         """False where a change is by the author's word (a bare `shell`): never repeated unasked."""
         return True
 
+    def acting_as(self, user: str) -> AnyAction | None:
+        """The same, done as that user; None where whose rights are used is not for the author to say."""
+        del user
+        return None
+
     def probe(self) -> Probe[Facts]:
         """Ask what `plan` needs to know."""
         raise NotImplementedError

@@ -70,6 +70,8 @@ class RunStarted(Value):
     version: str
     dry: bool = False
     reason: str = ""
+    only: dict[str, str] = Field(default_factory=dict)
+    """The hosts of the run, folded, that a step counts on, by step id, where it is not all of them."""
 
 
 class HostConnected(Value):

@@ -7,7 +7,7 @@ STEP_WORDS: dict[str, str] = {
     "loop": "give the action a list; over hosts the rollout goes by itself",
     "register": "an action reads the facts it needs by its own probe; nothing is passed by name",
     "serial": "write policy: {canary: 1, batch: [10%, 25%]} at the top of the playbook",
-    "become": "write become: true for the host or its group in the inventory",
+    "become": "write become: true for the host in the inventory; a shell step runs as whom as_user: names",
     "until": "write within:, every: and consecutive: to wait for a check",
     "notify": "let the later step say when_changed: [this step's id]",
     "rescue": "write on_failure: rollback; every change carries its own undo",
@@ -18,7 +18,6 @@ STEP_WORDS: dict[str, str] = {
     "environment": "write env: inside the shell or command step",
     "no_log": "give a secret by --secret; it is never shown",
     "tags": "make a playbook of the steps you want to run alone",
-    "hosts": "choose hosts on the command line: --hosts 'gpu[01-16]'",
     "vars": "vars stand at the top of the playbook",
     "tasks": "write steps:",
 }
@@ -36,6 +35,10 @@ _SAME = {
     "tasks": ("pre_tasks", "post_tasks", "roles", "include_tasks", "import_tasks", "import_playbook"),
     "when": ("if", "unless", "only_if", "gather_facts"),
 }
+FILE_WORDS: dict[str, str] = {
+    "hosts": "choose hosts on the command line: --hosts 'gpu[01-16]'; in a step hosts: narrows them",
+}
+"""Words that mean something else in a step."""
 STEP_WORDS |= {other: STEP_WORDS[word] for word, others in _SAME.items() for other in others}
 
 ANSIBLE_FILE = (
@@ -45,5 +48,5 @@ ANSIBLE_FILE = (
 
 def answer(word: str) -> str | None:
     """What says the same here, or None for a word we do not know."""
-    said = STEP_WORDS.get(word)
+    said = STEP_WORDS.get(word) or FILE_WORDS.get(word)
     return f"{word!r} is not a word of this language: {said}" if said else None

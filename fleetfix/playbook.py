@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -19,8 +19,9 @@ from fleetfix.actions import KINDS
 from fleetfix.commands import Json, Value
 from fleetfix.complaints import Place, check, like
 from fleetfix.documents import Document, parse, refuse, text_of
-from fleetfix.errors import DocumentError, PlaybookError
+from fleetfix.errors import DocumentError, FleetfixError, PlaybookError
 from fleetfix.foreign import ANSIBLE_FILE, answer
+from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.policy import Policy
 from fleetfix.scalars import written
@@ -40,6 +41,10 @@ from fleetfix.substitution import Reference, Unbound, malformed, references
 __all__ = ["Playbook", "Step", "lint", "load", "read"]
 
 PlaybookName = Annotated[str, *like(r"[a-z0-9][a-z0-9-]{0,39}", "a name of small letters, digits and -")]
+
+
+Named = Callable[[str], Container[str]]
+"""The names of the hosts that a pattern means; raises FleetfixError where it means none."""
 
 
 class _File(Value):
@@ -69,9 +74,12 @@ class Playbook(Value):
     _bound: dict[str, tuple[Step, ...]] = PrivateAttr(default_factory=dict)
     _used: tuple[Reference, ...] = PrivateAttr(default=())
 
-    def bind(self, host: Host, settings: Mapping[str, Json]) -> tuple[Step, ...]:
+    def bind(
+        self, host: Host, settings: Mapping[str, Json], named: Named = HostSet.parse
+    ) -> tuple[Step, ...]:
         """The steps for one host: defaults, then what the host has, then `settings` (`--set`).
 
+        `named` tells the hosts of a step's `hosts`; without an inventory it knows names and no groups.
         DocumentError says everything that does not fit, PlaybookError names an unknown setting.
         """
         self.check_settings(settings)
@@ -79,7 +87,25 @@ class Playbook(Value):
         key = values.key(self._used)
         if key not in self._bound:
             self._bound[key] = _Binder(self._document, self.steps, values).bind()
-        return self._bound[key]
+        return self._placed(self._bound[key], host, named)
+
+    def _placed(self, steps: tuple[Step, ...], host: Host, named: Named) -> tuple[Step, ...]:
+        """The steps of a host, those that count only on others marked so."""
+        if not any(step.hosts for step in steps):
+            return steps
+        complaints: list[str] = []
+        placed: list[Step] = []
+        for step, raw in zip(steps, self.steps, strict=True):
+            try:
+                here = step.hosts is None or host.name in named(step.hosts)
+            except FleetfixError as error:
+                hint = f" ({error.hint})" if error.hint else ""
+                place = (*raw.place, "hosts")
+                complaints.append(self._document.complaint(place, f"hosts: {error.message}{hint}"))
+            else:
+                placed.append(step if here else step.model_copy(update={"elsewhere": True}))
+        refuse(complaints)
+        return tuple(placed)
 
     def check_settings(self, settings: Mapping[str, Json]) -> None:
         """Refuse a setting that the playbook does not declare."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, SkipValidation
 
-from fleetfix.action import AnyAction, AnyCheck, Check
+from fleetfix.action import Action, AnyAction, AnyCheck, Check
 from fleetfix.actions import named
 from fleetfix.commands import Json, Seconds, Value
 from fleetfix.complaints import Place, check, keys_of, like
@@ -34,6 +34,8 @@ class Controls(Value):
     id: StepId
     name: str = ""
     """What it is for, shown to people."""
+    hosts: Annotated[str, *like(r".*\S.*", "a host pattern")] | None = None
+    """Counts only on these hosts of the run: a pattern, as for --hosts; null is all of them."""
     when_pending: StepIds = ()
     """Runs only where one of these later steps has something to do."""
     when_changed: StepIds = ()
@@ -49,6 +51,8 @@ class Controls(Value):
     consecutive: Annotated[int, Field(ge=1)] = 1
     """How many looks in a row must be good."""
     on_failure: OnFailure | None = None
+    as_user: Annotated[str, *like(r"[^\s:/]+", "the name of a user")] | None = None
+    """The user as whom a `shell` or `command` runs on the host; null is the one who logs in, or root."""
     barrier: bool = False
 
 
@@ -57,6 +61,8 @@ class Step(Controls):
 
     act: SkipValidation[SerializeAsAny[AnyAction | AnyCheck]]
     on_failure: OnFailure = "rollback"
+    elsewhere: bool = False
+    """It counts on other hosts of the run, and not on this one (`hosts`)."""
 
     @property
     def title(self) -> str:
@@ -74,7 +80,7 @@ class RawStep(Value):
     place: tuple[str | int, ...]
 
 
-CONTROLS = frozenset(keys_of(Controls))
+CONTROLS = tuple(keys_of(Controls))
 """The keys of a step beside the one that names its action."""
 
 
@@ -128,7 +134,15 @@ def bound_step(step: RawStep, lookup: Lookup) -> Step | Complaints:
     complaints += [((*act_place, *place), f"{step.kind}: {message}") for place, message in wrong_params]
     if made is None or act is None:
         return complaints
-    return _step_of(made, act)
+    acting = act if made.as_user is None else _acting(act, made.as_user)
+    if acting is None:
+        message = f"as_user: {step.kind} acts as the owner of what it changes; it is for shell and command"
+        return [((*step.place, "as_user"), message)]
+    return _step_of(made, acting)
+
+
+def _acting(act: AnyAction | AnyCheck, user: str) -> AnyAction | None:
+    return act.acting_as(user) if isinstance(act, Action) else None
 
 
 def _step_of(controls: Controls, act: AnyAction | AnyCheck) -> Step:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Annotated, ClassVar
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from fleetfix.action import Action, Plan, Probe
 from fleetfix.commands import Call, Change, Completed, Read, Value
@@ -37,6 +37,12 @@ class ByWord(Action[CheckFacts]):
     env: dict[Variable, str] = Field(default_factory=dict)
     cwd: Annotated[str, StringConstraints(pattern=r"^/")] = "/"
     timeout: Annotated[float, Field(gt=0)] = 3600.0
+    _user: str | None = PrivateAttr(default=None)
+
+    def acting_as(self, user: str) -> ByWord:
+        acting = self.model_copy()
+        acting._user = user
+        return acting
 
     def to_run(self) -> tuple[str, ...]:
         """The program and its arguments."""
@@ -71,6 +77,9 @@ class ByWord(Action[CheckFacts]):
 
     def probe(self) -> Probe[CheckFacts]:
         argv = self.to_check()
+        if argv is None and self._user is not None:
+            (reply,) = yield (Read(function="shell.account", args={"user": self._user}),)
+            reply.answer()
         if argv is None:
             return CheckFacts()
         args = self._args(argv, stdin="")
@@ -88,11 +97,12 @@ class ByWord(Action[CheckFacts]):
 
     def _change(self) -> Change:
         argv, undo = self.to_run(), self.to_undo()
-        digest = sha256("\0".join(argv).encode()).hexdigest()[:12]
+        whose = [self._user] if self._user is not None else []
+        digest = sha256("\0".join([*argv, *whose]).encode()).hexdigest()[:12]
         word = "run" if self.to_check() is not None else "run, by the author's word,"
         return Change(
             key=f"{self.kind}:{digest}",
-            summary=f"{word} `{self.in_words()}`",
+            summary=" ".join([f"{word} `{self.in_words()}`", *(f"as {user}" for user in whose)]),
             do=(Call(function="shell.run", args=self._args(argv, self.stdin), timeout=self.timeout),),
             undo=()
             if undo is None
@@ -101,7 +111,8 @@ class ByWord(Action[CheckFacts]):
         )
 
     def _args(self, argv: Sequence[str], stdin: str) -> dict[str, object]:
-        return {"argv": list(argv), "env": self.env, "stdin": stdin, "cwd": self.cwd}
+        as_whom = {} if self._user is None else {"user": self._user}
+        return {"argv": list(argv), "env": self.env, "stdin": stdin, "cwd": self.cwd, **as_whom}
 
 
 class Command(ByWord):

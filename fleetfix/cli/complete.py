@@ -82,5 +82,6 @@ def lab_hosts(incomplete: str) -> Iterable[str]:
 def actions(incomplete: str) -> Iterable[str]:
     """The words of the playbook language."""
     from fleetfix.actions import KINDS
+    from fleetfix.steps import CONTROLS
 
-    return KINDS
+    return [*KINDS, *CONTROLS]

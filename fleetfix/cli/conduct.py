@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 
 from pydantic import ValidationError
 
@@ -21,7 +22,7 @@ from fleetfix.commands import Json
 from fleetfix.engine.fleetrun import Interrupts, Request, run_fleet
 from fleetfix.errors import DocumentError, PlaybookError, UsageError
 from fleetfix.hostset import HostSet
-from fleetfix.inventory import Host
+from fleetfix.inventory import Host, Inventory
 from fleetfix.journal import Journal
 from fleetfix.playbook import Playbook, Step, load
 from fleetfix.policy import Policy
@@ -89,7 +90,7 @@ def prepare(order: Order) -> Request:
         run=new_run_id(playbook.name, datetime.now(UTC)),
         playbook=playbook,
         hosts=hosts,
-        steps=bind(playbook, hosts, settings),
+        steps=bind(playbook, hosts, settings, inventory),
         policy=merged(playbook.policy, order.policy),
         inventory=lasting_name(inventory),
         settings=settings,
@@ -101,15 +102,20 @@ def prepare(order: Order) -> Request:
 
 
 def bind(
-    playbook: Playbook, hosts: Iterable[Host], settings: Mapping[str, Json]
+    playbook: Playbook, hosts: Iterable[Host], settings: Mapping[str, Json], inventory: Inventory
 ) -> dict[str, tuple[Step, ...]]:
     """Bind the playbook to every host; all hosts' complaints at once, equal ones folded."""
     playbook.check_settings(settings)
+
+    @cache
+    def named(pattern: str) -> frozenset[str]:
+        return frozenset(host.name for host in inventory.select(pattern))
+
     steps: dict[str, tuple[Step, ...]] = {}
     complaints: list[tuple[str, str]] = []
     for host in hosts:
         try:
-            steps[host.name] = playbook.bind(host, settings)
+            steps[host.name] = playbook.bind(host, settings, named)
         except (DocumentError, PlaybookError) as error:
             complaints.append((host.name, error.message))
     if complaints:

@@ -61,22 +61,27 @@ def explain(
     kind: Annotated[
         str | None,
         typer.Argument(
-            metavar="ACTION", help="An action or check; all without it.", autocompletion=complete.actions
+            metavar="WORD",
+            help="An action, a check or a key of a step; all without it.",
+            autocompletion=complete.actions,
         ),
     ] = None,
 ) -> None:
-    """Explain an action or check of the playbook language: what it does, and its parameters."""
+    """Explain an action or check of the playbook language with its parameters, or a key of a step."""
     from fleetfix.actions import KINDS, named
     from fleetfix.errors import UsageError
     from fleetfix.spelling import hint_for
-    from fleetfix.views.explain import action_text, actions_text
+    from fleetfix.steps import CONTROLS
+    from fleetfix.views.explain import action_text, actions_text, control_text
 
     if kind is None:
         print(actions_text([named(one) for one in KINDS]))
+    elif kind in CONTROLS:
+        print(control_text(kind))
     elif kind not in KINDS:
         raise UsageError(
             f"there is no action or check {kind!r}",
-            hint=hint_for(kind, KINDS) or f"there are: {', '.join(KINDS)}",
+            hint=hint_for(kind, [*KINDS, *CONTROLS]) or f"there are: {', '.join(KINDS)}",
         )
     else:
         print(action_text(named(kind)))

@@ -26,6 +26,7 @@ from fleetfix.events import (
     RunStarted,
     WaveStarted,
 )
+from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
 from fleetfix.session import Purpose, open_session
@@ -88,7 +89,19 @@ def _run_started(request: Request) -> RunStarted:
         version=__version__,
         dry=request.dry,
         reason=request.reason,
+        only=_only(request),
     )
+
+
+def _only(request: Request) -> dict[str, str]:
+    """Where a step counts, of the steps that do not count everywhere."""
+    elsewhere = {step.id for steps in request.steps.values() for step in steps if step.elsewhere}
+    counts: dict[str, list[str]] = {id: [] for id in sorted(elsewhere)}
+    for host, steps in request.steps.items():
+        for step in steps:
+            if step.id in counts and not step.elsewhere:
+                counts[step.id].append(host)
+    return {id: str(HostSet(hosts)) for id, hosts in counts.items()}
 
 
 class _Fleet:

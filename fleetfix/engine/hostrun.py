@@ -78,6 +78,8 @@ class HostRun:
         known = {id: got for id, got in facts.items() if id not in errors}
         for one in foresee(self.steps, known):
             self._foreseen[one.step.id] = one
+            if one.step.elsewhere:
+                continue
             self.context.recorder.record(step_planned(self.host.name, one, errors.get(one.step.id)))
         self._finish_planning(errors)
 
@@ -214,7 +216,7 @@ class HostRun:
         }
 
     def _its_turn(self, step: Step, checks_only: bool) -> bool:
-        if checks_only and isinstance(step.act, Action):
+        if step.elsewhere or (checks_only and isinstance(step.act, Action)):
             return False
         if step.when_changed and not self._has_changed(step.when_changed):
             return False

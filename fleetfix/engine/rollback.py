@@ -153,7 +153,7 @@ async def verify_as_before(
 
 
 async def _plan_again(line: Line, steps: Sequence[Step]) -> dict[str, Foreseen]:
-    acting = [step for step in steps if isinstance(step.act, Action)]
+    acting = [step for step in steps if isinstance(step.act, Action) and not step.elsewhere]
     facts = await line.ask_all({step.id: step.act.probe() for step in acting})
     known = {id: got for id, got in facts.items() if not isinstance(got, HostError)}
     return {one.step.id: one for one in foresee(steps, known)}

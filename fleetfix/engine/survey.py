@@ -14,7 +14,7 @@ from fleetfix.session import HostInfo
 def is_asked(step: Step) -> bool:
     """Whether the survey asks a step. A check of what an earlier step did has nothing to look at yet:
     to ask it would, for one, import torch beside the training that still runs."""
-    return isinstance(step.act, Action) or not step.when_changed
+    return not step.elsewhere and (isinstance(step.act, Action) or not step.when_changed)
 
 
 def refuse_where_taken(info: HostInfo, run: str, host: str) -> None:

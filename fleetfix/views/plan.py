@@ -93,7 +93,7 @@ def why_ended(event: StepFinished, *, touched: bool) -> str:
 
 
 def _work(state: RunState, started: RunStarted, paint: Paint, diff: bool) -> Iterator[str]:
-    names = dict(started.steps)
+    names = {step: _where(step, name, started) for step, name in started.steps}
     for one in _alike(state, started, diff):
         yield ""
         yield paint("strong", f"{counted(one.hosts)}:")
@@ -102,6 +102,14 @@ def _work(state: RunState, started: RunStarted, paint: Paint, diff: bool) -> Ite
             step, _, text = line.partition("\t")
             yield from _labelled(step if step != last else "", names, text, paint)
             last = step or last
+
+
+def _where(step: str, name: str, started: RunStarted) -> str:
+    """A step's name, with the hosts that it counts on where these are not all of the run."""
+    if step not in started.only:
+        return name
+    said = f"[only on {started.only[step]}]"
+    return said if not name or name == step else f"{name}  {said}"
 
 
 def _labelled(step: str, names: dict[str, str], text: str, paint: Paint) -> Iterator[str]:
@@ -205,6 +213,8 @@ def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
     if fetched:
         yield f"to fetch: {size(fetched)} in all"
     yield from _risks(pending, started, paint)
+    if nowhere := [step for step, hosts in started.only.items() if not hosts]:
+        yield paint("warn", f"on none of these hosts by their own `hosts`: {', '.join(nowhere)}")
     yield "order: " + in_hosts(started.policy, len(pending), len(state.hosts))
     if lost := [host.name for host in pending if host.connected and not host.durable]:
         yield paint(

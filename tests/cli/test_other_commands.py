@@ -78,6 +78,17 @@ def test_explain_tells_an_action_and_its_parameters(fleetfix: Line) -> None:
     assert result.out.startswith("command (action)")
     assert "argv" in result.out
     assert "required" in result.out
+    assert "Run without a check, each time" in result.out, "what the code says of a parameter"
+
+
+@pytest.mark.parametrize(
+    ("control", "says"), [("hosts", "a pattern, as for --hosts"), ("as_user", "`shell` or `command`")]
+)
+def test_explain_tells_a_control_of_a_step(fleetfix: Line, control: str, says: str) -> None:
+    result = fleetfix("explain", control)
+    assert result.out.startswith(f"{control} (how a step is run)")
+    assert says in result.out
+    assert control in fleetfix("explain").out
 
 
 MOUNTS = """\

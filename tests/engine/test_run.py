@@ -646,3 +646,30 @@ async def test_every_host_ends_with_exactly_one_outcome() -> None:
     _, shelf = await play(fleet, SWITCHES[:1])
     ends = [event.host for event in shelf.of("host_finished")]
     assert sorted(ends) == sorted(fleet)
+
+
+async def test_a_step_of_other_hosts_is_neither_asked_nor_done_nor_waited_for() -> None:
+    steps = [
+        step("a", Switch(name="a")),
+        step("b", Switch(name="b"), hosts="gpu01"),
+        step("c", Switch(name="c"), when_changed=("b",)),
+    ]
+    there = [steps[0], steps[1].model_copy(update={"elsewhere": True}), steps[2]]
+    fleet = Fleet({name: toy_host(a=False, b=False, c=False) for name in ("gpu01", "gpu02")})
+    state, shelf = await play(fleet, steps, steps_of={"gpu02": there})
+    assert outcomes(state) == {"gpu01": "changed", "gpu02": "changed"}
+    assert fleet["gpu01"].world == {"a": True, "b": True, "c": True}
+    assert fleet["gpu02"].world == {"a": True, "b": False, "c": False}
+    assert {one.args["name"] for one in fleet["gpu02"].executed} == {"a", "c"}
+    assert shelf.of("run_started")[0].only == {"b": "gpu01"}
+
+
+async def test_going_back_does_not_look_for_a_step_of_other_hosts() -> None:
+    steps = [
+        step("a", Switch(name="a")),
+        step("b", Switch(name="b"), hosts="gpu09", elsewhere=True),
+        step("lamp", Lit(name="lamp"), when_changed=("a",)),
+    ]
+    host = toy_host(a=False, b=False, lamp=False)
+    state, _ = await play(Fleet({"gpu01": host}), steps)
+    assert outcomes(state) == {"gpu01": "rolled_back"}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fleetfix import library
+from fleetfix.actions.command import CheckFacts
 from fleetfix.actions.shell import Shell
 from fleetfix.actions.throughput import Throughput
 from fleetfix.commands import Json
@@ -373,3 +374,47 @@ def test_lint_returns_what_loading_raises(write: Any, tmp_path: Path) -> None:
     (tmp_path / "nothing.yml").touch()
     assert lint("nothing.yaml", cwd=tmp_path) == (said,)
     assert lint("purge-cu13", env=home(tmp_path)) == ()
+
+
+# -- where a step counts, and as whom -----------------------------------------------------------------
+
+
+def test_a_step_counts_only_on_its_hosts() -> None:
+    text = steps(f"  - {{id: a, {SHELL}}}\n  - {{id: b, {SHELL}, hosts: 'gpu[01-02]'}}\n")
+    where = {name: [step.elsewhere for step in bound(text, host(name))] for name in ("gpu02", "gpu03")}
+    assert where == {"gpu02": [False, False], "gpu03": [False, True]}
+
+
+def test_the_hosts_of_a_step_may_be_a_variable_and_a_group_of_the_inventory() -> None:
+    text = steps(f"  - {{id: a, {SHELL}, hosts: '${{{{ vars.first }}}}'}}\n", "vars: {first: '@leaders'}\n")
+    asked: list[str] = []
+
+    def named(pattern: str) -> frozenset[str]:
+        asked.append(pattern)
+        return frozenset({"gpu01"})
+
+    playbook = read(text, "p.yaml")
+    assert [playbook.bind(host(name), {}, named)[0].elsewhere for name in ("gpu01", "gpu02")] == [
+        False,
+        True,
+    ]
+    assert set(asked) == {"@leaders"}
+
+
+def test_hosts_that_nobody_knows_are_said_with_their_line() -> None:
+    text = steps(f"  - id: a\n    {SHELL}\n    hosts: '@leaders'\n")
+    with pytest.raises(DocumentError) as caught:
+        bound(text)
+    assert caught.value.complaints[0].startswith("p.yaml:5: hosts: ")
+    assert "leaders" in caught.value.complaints[0]
+
+
+def test_a_step_may_run_as_a_user_where_that_is_for_its_author_to_say() -> None:
+    (step,) = bound(steps(f"  - {{id: a, {SHELL}, as_user: alice}}\n"))
+    assert isinstance(step.act, Shell)
+    (change,) = step.act.plan(CheckFacts()).changes
+    assert change.do[0].args["user"] == "alice"
+    said = complaints(steps("  - {id: a, job: {from: s}, as_user: alice}\n"))
+    assert said == (
+        "p.yaml:3: as_user: job acts as the owner of what it changes; it is for shell and command",
+    )

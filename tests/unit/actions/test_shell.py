@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,42 @@ def test_the_same_script_has_the_same_key_whatever_its_check() -> None:
         Shell(run="true", always=True).plan(CheckFacts()).changes[0].key,
     }
     assert len(keys) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as another user")
+def test_a_script_runs_as_the_user_of_its_step_with_that_users_home(machine: Machine) -> None:
+    nobody = pwd.getpwnam("nobody")
+    action = Shell(run='id -u; echo "$HOME $USER"', always=True).acting_as("nobody")
+    (change,) = action.plan(CheckFacts()).changes
+    assert machine.call(change.do[0]).text == f"{nobody.pw_uid}\n{nobody.pw_dir} nobody\n"
+    assert change.summary.endswith(" as nobody")
+
+
+def test_the_same_script_as_another_user_is_another_change() -> None:
+    action = Shell(run="true", always=True)
+    keys = {one.plan(CheckFacts()).changes[0].key for one in (action, action.acting_as("nobody"))}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_user_that_the_host_does_not_know_is_found_before_anything_runs(
+    machine: Machine, always: bool
+) -> None:
+    checked = {"always": True} if always else {"check": "false"}
+    action = Shell.model_validate({"run": "true", **checked}).acting_as("no-such-user")
+    (read,) = next(action.probe())
+    with pytest.raises(Refusal, match="there is no user no-such-user on this host") as refused:
+        machine.call(read)
+    assert refused.value.kind == "blocked"
+
+
+def test_only_root_runs_something_as_another_user(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: pwd.getpwnam("nobody").pw_uid)
+    (read,) = next(Shell(run="true", always=True).acting_as("root").probe())
+    with pytest.raises(Refusal, match="nobody may run nothing as root here"):
+        machine.call(read)
 
 
 def test_a_long_script_is_shown_by_its_first_line() -> None:
