@@ -14,7 +14,7 @@ from fleetfix.cli.conduct import Show, operator
 from fleetfix.cli.places import load_inventory
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
-from fleetfix.engine.fleetrun import roll_back
+from fleetfix.engine.going_back import roll_back
 from fleetfix.errors import JournalError, UsageError
 from fleetfix.events import ChangeShown, RunStarted
 from fleetfix.hostset import HostSet

@@ -3,12 +3,59 @@
 from __future__ import annotations
 
 from fleetfix.action import Action, Check
-from fleetfix.engine.pending import Foreseen
+from fleetfix.engine.ends import Ends
+from fleetfix.engine.outcomes import outcome_of
+from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.engine.phases import shown
+from fleetfix.engine.visit import Visit
 from fleetfix.errors import Failure, HostError
-from fleetfix.events import StepPlanned
+from fleetfix.events import HostPlanned, StepPlanned
 from fleetfix.playbook import Step
 from fleetfix.session import HostInfo
+
+
+async def survey(visit: Visit, ends: Ends) -> None:
+    """Plan every step of a host; a host that can go no further has its end. Raises HostError."""
+    session = await visit.connect()
+    refuse_where_taken(session.info, visit.context.request.run, visit.host.name)
+    facts = await visit.line.ask_all({step.id: step.act.probe() for step in visit.steps if is_asked(step)})
+    errors = {id: got.failure for id, got in facts.items() if isinstance(got, HostError)}
+    known = {id: got for id, got in facts.items() if id not in errors}
+    for one in foresee(visit.steps, known):
+        visit.foreseen[one.step.id] = one
+        if not one.step.elsewhere:
+            visit.context.recorder.record(step_planned(visit.host.name, one, errors.get(one.step.id)))
+    stands_against = _what_stands_against(visit, errors)
+    if stands_against is not None:
+        failure, step = stands_against
+        return ends.finish(outcome_of("plan", failure.kind), failure.message, failure, step)
+    visit.context.recorder.record(HostPlanned(host=visit.host.name, pending=visit.pending))
+    if visit.context.request.dry:
+        _end_dry(visit, ends)
+    return None
+
+
+def _what_stands_against(visit: Visit, errors: dict[str, Failure]) -> tuple[Failure, str] | None:
+    """Why nothing may be done here, and the step that says so."""
+    for step in visit.steps:
+        one = visit.foreseen[step.id]
+        if isinstance(step.act, Action) and step.id in errors:
+            return errors[step.id], step.id
+        if one.pending and one.plan.blocked:
+            return Failure(kind="blocked", message=one.plan.blocked), step.id
+    disabled = visit.line.session.info.disabled
+    if visit.pending and disabled is not None:
+        message = f"fleetfix is switched off on this host: {disabled}"
+        return Failure(kind="disabled", message=message, hint="remove /etc/fleetfix/DISABLED there"), ""
+    return None
+
+
+def _end_dry(visit: Visit, ends: Ends) -> None:
+    """A dry run has no more to do here: it says what would be."""
+    failing = [one.verdict for one in visit.foreseen.values() if one.verdict]
+    reasons = [verdict.reason for verdict in failing if verdict.result == "fail"]
+    pending = visit.pending
+    ends.finish("pending" if pending else "ok", "" if pending or not reasons else reasons[0])
 
 
 def is_asked(step: Step) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from fleetfix.engine.context import Interrupts
-from fleetfix.engine.fleetrun import roll_back
+from fleetfix.engine.going_back import roll_back
 from fleetfix.errors import Failure, HostError, JournalError
 from fleetfix.events import Record
 from fleetfix.policy import Policy, Share

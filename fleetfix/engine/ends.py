@@ -1,0 +1,131 @@
+"""How a host ends: every way leads to exactly one `HostFinished`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from fleetfix.action import Check
+from fleetfix.engine.outcomes import Phase, outcome_of
+from fleetfix.engine.phases import StepEnd
+from fleetfix.engine.rollback import WentBack, undo_all, verify_as_before
+from fleetfix.engine.visit import Visit
+from fleetfix.errors import Failure, HostError
+from fleetfix.events import HostFinished, HostLost, Outcome, RollbackFinished, RollbackStarted
+from fleetfix.playbook import Step
+
+CANCEL_SECONDS = 30.0
+"""How long a host may take to end what runs on it, before the operator is told that it did not answer."""
+
+
+@dataclass
+class Ends:
+    """The ends that one host may come to."""
+
+    visit: Visit
+
+    async def went_through(self, kept: tuple[Step, StepEnd] | None) -> None:
+        """Every step had its turn; `kept` is the first that did not end well and was passed over."""
+        if kept is None:
+            well: Outcome = "changed" if self.visit.has_changed(self.visit.foreseen) else "ok"
+            await self._end_session(well, commit=True)
+            return self.finish(well)
+        step, end = kept
+        unproven = isinstance(step.act, Check) and step.act.unproven
+        outcome: Outcome = "unproven" if unproven else "failed"
+        await self._end_session(outcome, commit=False)
+        return self.finish(outcome, end.reason, end.failure, step.id)
+
+    async def failed(self, step: Step, end: StepEnd, first: tuple[Step, StepEnd]) -> None:
+        """A step failed for good; the first failure of the host is what it is remembered by."""
+        failure = first[1].failure or Failure(kind="command", message=first[1].reason)
+        if step.on_failure == "rollback" and self.visit.state.changes:
+            return await self.roll_back(failure, first[0].id)
+        outcome: Outcome = "failed"
+        if not self.visit.state.changes and end.result == "blocked":
+            outcome = "blocked"
+        await self._end_session(outcome, commit=False)
+        return self.finish(outcome, failure.message, failure, first[0].id)
+
+    async def roll_back(self, failure: Failure, step: str) -> None:
+        """Undo every change begun, newest first; the first error stays the host's error."""
+        visit = self.visit
+        recorder, host = visit.context.recorder, visit.host.name
+        recorder.record(RollbackStarted(host=host, reason=failure.message))
+        await recorder.durable()
+        went = await undo_all(visit.line.session, host, recorder)
+        await visit.see_whether_the_job_runs()
+        if went.outcome == "rolled_back":
+            went.errors += await verify_as_before(
+                visit.context, visit.line, host, visit.steps, visit.foreseen
+            )
+        recorder.record(went.finished(host))
+        await self._end_session(went.outcome, commit=False, keep_claim=bool(went.errors) or None)
+        return self.finish(went.outcome, _and_back(failure, went), failure, step)
+
+    def lost(self, failure: Failure) -> None:
+        """The session broke and did not come back while the host was being mended."""
+        visit = self.visit
+        first = visit.state.first_failure or failure
+        visit.context.recorder.record(HostLost(host=visit.host.name, failure=failure))
+        if not visit.state.changes:
+            return self.finish("failed" if visit.acquired else "unreachable", failure.message, first)
+        visit.context.recorder.record(RollbackFinished(host=visit.host.name, result="rollback_pending"))
+        return self.finish("rollback_pending", failure.message, first)
+
+    async def cancelled(self) -> None:
+        """End what runs on the host, and say what is left open there."""
+        visit = self.visit
+        stuck: tuple[str, ...] = ()
+        if visit.connected:
+            try:
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    stuck = await visit.line.session.cancel()
+                    await visit.see_whether_the_job_runs()
+                    await self._end_session("cancelled", commit=False, keep_claim=bool(visit.state.changes))
+            except (HostError, TimeoutError):
+                stuck = ("what runs there: the host does not answer",)
+        reason = f"cannot be ended: {', '.join(stuck)}" if stuck else ""
+        failure = Failure(kind="cancelled", message=reason or "ended by the operator")
+        if visit.is_open:
+            self.finish("cancelled", reason, failure)
+        await visit.close()
+
+    def give_up(self, failure: Failure, phase: Phase) -> None:
+        """Nothing was changed here, and nothing will be."""
+        if failure.kind in ("unreachable", "auth", "host_key"):
+            self.visit.context.recorder.record(HostLost(host=self.visit.host.name, failure=failure))
+        if self.visit.is_open:
+            self.finish(outcome_of(phase, failure.kind), failure.message, failure)
+
+    def finish(
+        self, outcome: Outcome, reason: str = "", failure: Failure | None = None, step: str = ""
+    ) -> None:
+        """Say the final word."""
+        visit = self.visit
+        settled = outcome in ("changed", "unproven", "rolled_back", "ok", "pending")
+        visit.context.recorder.record(
+            HostFinished(
+                host=visit.host.name,
+                outcome=outcome,
+                reason=reason,
+                failure=failure,
+                step=step,
+                touched=visit.acquired,
+                job_stopped=visit.job_stopped,
+                open=() if settled else tuple(shown.summary for shown in visit.state.changes.values()),
+            )
+        )
+
+    async def _end_session(self, outcome: str, *, commit: bool, keep_claim: bool | None = None) -> None:
+        if not self.visit.connected or not self.visit.acquired:
+            return
+        keep = self.visit.job_stopped if keep_claim is None else keep_claim
+        await self.visit.line.session.end(outcome, keep_claim=keep, commit=commit)
+
+
+def _and_back(first: Failure, went: WentBack) -> str:
+    """The first error, and what came of going back where that did not go well."""
+    if went.errors:
+        return f"{first.message}; and going back failed: {went.errors[0].message}"
+    return f"{first.message}; {went.failure.message}" if went.failure else first.message

@@ -1,0 +1,111 @@
+"""What a run has in hand on one host: the session, what was foreseen there, and what was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fleetfix.action import Action
+from fleetfix.engine.context import RunContext
+from fleetfix.engine.line import Line
+from fleetfix.engine.pending import Foreseen
+from fleetfix.events import HostConnected, HostSaid
+from fleetfix.inventory import Host
+from fleetfix.playbook import Step
+from fleetfix.session import Session
+from fleetfix.state import HostState
+
+
+@dataclass
+class Visit:
+    """One host while one run works on it. What the run did there stands in the folded state."""
+
+    context: RunContext
+    host: Host
+    steps: tuple[Step, ...]
+    foreseen: dict[str, Foreseen] = field(default_factory=dict)
+    acquired: bool = False
+    """Lease and claim were taken: from here on the run may have written to the host."""
+    _line: Line | None = None
+    _job_seen: bool = False
+    """The job that a stop was to end was seen to run after all."""
+
+    @property
+    def connected(self) -> bool:
+        return self._line is not None
+
+    @property
+    def line(self) -> Line:
+        assert self._line is not None
+        return self._line
+
+    async def connect(self) -> Session:
+        """Open the session, unless it is open. Raises HostError."""
+        if self._line is not None:
+            return self._line.session
+        purpose = self.context.request.purpose()
+        session = await self.context.open_session(self.host, purpose, progress=self.say)
+        self._line = Line(session, self.context.memory)
+        info = session.info
+        self.context.recorder.record(
+            HostConnected(
+                host=self.host.name,
+                user=info.user,
+                python=info.python,
+                boot_id=info.boot_id,
+                machine_id=info.machine_id,
+                durable=info.durable,
+            )
+        )
+        if not info.durable and not self.context.request.dry:
+            self.say("", f"records go to {info.home}: a reboot would make what was done here unknown")
+        return session
+
+    async def close(self) -> None:
+        """Close the session; what the host still holds of it ends with it."""
+        if self._line is not None:
+            line, self._line = self._line, None
+            await line.session.close()
+
+    def say(self, step: str, text: str) -> None:
+        """Record a line from the host, or about it."""
+        self.context.recorder.record(HostSaid(host=self.host.name, step=step, text=text))
+
+    @property
+    def state(self) -> HostState:
+        return self.context.recorder.state.hosts[self.host.name]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the host has not had its final word yet."""
+        return self.state.finished is None
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is to be done here."""
+        return any(one.pending and one.plan.changes for one in self.foreseen.values())
+
+    def has_changed(self, steps: Iterable[str]) -> bool:
+        """Whether one of these steps has changed something here."""
+        ended = self.state.steps
+        return any(ended[id].result == "changed" for id in steps if id in ended)
+
+    @property
+    def job_stopped(self) -> bool:
+        """Whether the run stopped the host's job and it does not run again."""
+        return self.state.job_stopped and not self._job_seen
+
+    async def see_whether_the_job_runs(self) -> None:
+        """A stop that was cut short may have stopped nothing: the host tells, the log cannot."""
+        if self._line is None or not self.state.job_stopped:
+            return
+        for step in self.steps:
+            if isinstance(step.act, Action) and step.id in self._stops:
+                plan = step.act.plan(await self._line.ask(step.id, step.act.probe()))
+                self._job_seen = any(change.job == "stops" for change in plan.changes)
+
+    @property
+    def _stops(self) -> set[str]:
+        """The steps that were to stop a job."""
+        changes = {id: one.plan.changes for id, one in self.foreseen.items()}
+        return {id for id, plan in changes.items() if any(change.job == "stops" for change in plan)}
