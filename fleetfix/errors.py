@@ -6,6 +6,7 @@ FleetfixError                  one line and a hint; never a traceback
 ├── PatternError               1   a host pattern is wrong; carries the place
 ├── InventoryError             1   hosts are missing, unknown or doubtful
 ├── PlaybookError              1   a playbook cannot be bound to its hosts
+├── PlanError                  1   a saved plan cannot be used
 ├── JournalError               1   the journal cannot be read or written
 ├── LabError                   1   the lab cannot be made here
 ├── HostError                  2   one host: carries a Failure (4 when unreachable)
@@ -98,6 +99,10 @@ class InventoryError(FleetfixError):
 
 class PlaybookError(FleetfixError):
     """A playbook cannot be found, or cannot be bound to its hosts."""
+
+
+class PlanError(FleetfixError):
+    """A saved plan is broken, too old, or no longer what it was bound to."""
 
 
 class JournalError(FleetfixError):

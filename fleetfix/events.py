@@ -72,6 +72,8 @@ class RunStarted(Value):
     reason: str = ""
     only: dict[str, str] = Field(default_factory=dict)
     """The hosts of the run, folded, that a step counts on, by step id, where it is not all of them."""
+    plan: str = ""
+    """The dry run whose saved plan this run applies."""
 
 
 class HostConnected(Value):

@@ -57,6 +57,7 @@ class HostState:
     name: str
     connected: bool = False
     durable: bool = True
+    boot_id: str = ""
     pending: bool | None = None
     """None until it is planned."""
     started: bool = False
@@ -165,7 +166,7 @@ HostEvent = (
 def _host_after(host: HostState, event: HostEvent) -> HostState:
     match event:
         case HostConnected():
-            return replace(host, connected=True, durable=event.durable)
+            return replace(host, connected=True, durable=event.durable, boot_id=event.boot_id)
         case HostLost():
             return replace(host, connected=False, first_failure=host.first_failure or event.failure)
         case StepPlanned():

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Offers = Callable[[str], list[str]]
 
@@ -34,6 +38,31 @@ def playbooks(incomplete: str) -> Iterable[str]:
     folder = Path(head or "/").expanduser()
     found = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix in (".yaml", ".yml")]
     return [f"{head}/{path.name}{'/' if path.is_dir() else ''}" for path in found]
+
+
+@_offers
+def saved_plans(incomplete: str) -> Iterable[str]:
+    """Files that are saved plans, and folders to look for them in."""
+    from pathlib import Path
+
+    head, slash, _ = incomplete.rpartition("/")
+    folder = Path(head or ("/" if slash else ".")).expanduser()
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            yield f"{head}{slash}{path.name}/"
+        elif _is_plan(path):
+            yield f"{head}{slash}{path.name}"
+
+
+def _is_plan(path: Path) -> bool:
+    """Whether a file begins as a saved plan does."""
+    from fleetfix.saved_plan import FORMAT
+
+    try:
+        with path.open("rb") as file:
+            return path.is_file() and FORMAT.encode() in file.read(100)
+    except OSError:
+        return False
 
 
 @_offers

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -18,6 +19,7 @@ from fleetfix.cli import config, consent
 from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
+from fleetfix.cli.whole_file import require_place, write_whole
 from fleetfix.commands import Json
 from fleetfix.engine.fleetrun import Interrupts, Request, run_fleet
 from fleetfix.errors import DocumentError, PlaybookError, UsageError
@@ -28,7 +30,9 @@ from fleetfix.playbook import Playbook, Step, load
 from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder, View
 from fleetfix.runs import new_run_id
+from fleetfix.saved_plan import FORMAT, binding_of, save, written
 from fleetfix.state import RunState
+from fleetfix.views.amounts import when
 from fleetfix.views.fit import fit
 from fleetfix.views.grouping import group
 from fleetfix.views.json_lines import JsonLines
@@ -50,34 +54,58 @@ class Order:
     settings: tuple[str, ...] = ()
     policy: Mapping[str, object] = field(default_factory=dict)
     dry: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a run is shown and agreed to."""
+
     diff: bool = False
     json: bool = False
     yes: bool = False
     yes_hosts: int | None = None
-    reason: str = ""
     detailed_exit: bool = False
+    out: Path | None = None
+    """Where the plan of a dry run is saved."""
 
 
-def conduct(order: Order) -> int:
+def conduct(order: Order, manner: Manner) -> int:
     """Do what an order says; returns the exit code."""
     request = prepare(order)
+    if manner.out is not None:
+        require_place(manner.out, "plan of fleetfix", lambda head: FORMAT in head)
+    return carry_out(request, manner)
+
+
+def carry_out(request: Request, manner: Manner) -> int:
+    """Ask, run and show what was prepared; returns the exit code."""
     above = config.load().confirm_above
-    asked = not order.dry and consent.required(
+    asked = not request.dry and consent.required(
         f"run {request.playbook.name}",
         HostSet(host.name for host in request.hosts),
-        yes=order.yes,
-        yes_hosts=order.yes_hosts,
+        yes=manner.yes,
+        yes_hosts=manner.yes_hosts,
         above=above,
     )
     with Journal.open(state_dir()) as journal, journal.drive(request.run):
-        show = Show(json=order.json, diff=order.diff)
+        show = Show(json=manner.json, diff=manner.diff)
         try:
             state = asyncio.run(
-                _run(request, journal, show, above if asked else None, detailed_exit=order.detailed_exit)
+                _run(request, journal, show, above if asked else None, detailed_exit=manner.detailed_exit)
             )
         finally:
             show.close()
-    return show.end(state)
+    return show.end(state, _save(request, state, manner.out))
+
+
+def _save(request: Request, state: RunState, out: Path | None) -> str:
+    """Save the plan of a dry run; returns the line that says so. One cut short is no plan."""
+    if out is None or state.interrupted:
+        return ""
+    plan = save(state, binding_of(request.hosts, request.steps))
+    write_whole(out, written(plan))
+    return f"saved in {out}, good until {when(plan.expires)}: fleetfix apply {out}"
 
 
 def prepare(order: Order) -> Request:
@@ -222,17 +250,18 @@ class Show:
         self._out.close()
         self._errors.close()
 
-    def end(self, state: RunState) -> int:
-        """Show the result; returns the run's exit code."""
+    def end(self, state: RunState, saved: str = "") -> int:
+        """Show the result, and where its plan was `saved`; returns the run's exit code."""
         ended = state.exit if state.rolled_back_exit is None else state.rolled_back_exit
         code = 70 if ended is None else ended
         if not self._json:
-            print(fit(self._result(state, code), sys.stdout))
+            print(fit(self._result(state, code, saved), sys.stdout))
         return code
 
-    def _result(self, state: RunState, code: int) -> str:
+    def _result(self, state: RunState, code: int, saved: str) -> str:
         paint = Paint.for_stream(sys.stdout, os.environ)
         if state.started is not None and state.started.dry:
             plan = plan_text(state, diff=self._diff, paint=paint)
-            return f"{plan}\n\nnothing was changed\n{last_line(state, code, paint=paint)}"
+            said = f"nothing was changed\n{saved}" if saved else "nothing was changed"
+            return f"{plan}\n\n{said}\n{last_line(state, code, paint=paint)}"
         return summary_text(state, code, paint=paint)

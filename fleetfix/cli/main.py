@@ -28,6 +28,7 @@ app = typer.Typer(
 
 app.command("run", cls=Command)(run_playbook.run)
 app.command("plan", cls=Command)(run_playbook.plan)
+app.command("apply", cls=Command)(run_playbook.apply)
 app.command("rollback", cls=Command)(rollback.rollback)
 app.command("runs", cls=Command)(history.runs)
 app.command("show", cls=Command)(history.show)

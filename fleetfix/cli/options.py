@@ -77,5 +77,8 @@ MaxUnreachable = Annotated[
 ]
 Diff = Annotated[bool, typer.Option("--diff", "-D", help="Show what each change makes of what.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesHosts = Annotated[
+    int | None, typer.Option("--yes-hosts", metavar="N", min=1, help="Do not ask, if it is N hosts.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, and nothing else.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in journal and ledger.")]

@@ -1,4 +1,4 @@
-"""`run` and `plan`: everything is read, bound and agreed to before anything connects."""
+"""`run`, `plan` and `apply`: everything is read, bound and agreed to before anything connects."""
 
 from __future__ import annotations
 
@@ -32,14 +32,12 @@ def run(
     max_failures: options.MaxFailures = None,
     max_unreachable: options.MaxUnreachable = None,
     yes: options.Yes = False,
-    yes_hosts: Annotated[
-        int | None, typer.Option("--yes-hosts", metavar="N", min=1, help="Do not ask, if it is N hosts.")
-    ] = None,
+    yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
     json: options.Json = False,
 ) -> int:
     """Run a playbook over hosts: a canary first, then batches, every step verified."""
-    from fleetfix.cli.conduct import Order, conduct
+    from fleetfix.cli.conduct import Manner, Order, conduct
 
     return conduct(
         Order(
@@ -50,12 +48,9 @@ def run(
             settings=tuple(settings or ()),
             policy=_policy(forks, canary, batch, max_failures, max_unreachable),
             dry=dry_run,
-            diff=diff,
-            json=json,
-            yes=yes,
-            yes_hosts=yes_hosts,
             reason=reason,
-        )
+        ),
+        Manner(diff=diff, json=json, yes=yes, yes_hosts=yes_hosts),
     )
 
 
@@ -74,10 +69,15 @@ def plan(
     detailed_exitcode: Annotated[
         bool, typer.Option("--detailed-exitcode", help="Exit 6 where something would be changed.")
     ] = False,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Save the plan for `fleetfix apply`.")
+    ] = None,
     json: options.Json = False,
 ) -> int:
     """Show what `run` would do, and change nothing."""
-    from fleetfix.cli.conduct import Order, conduct
+    from pathlib import Path
+
+    from fleetfix.cli.conduct import Manner, Order, conduct
 
     return conduct(
         Order(
@@ -88,11 +88,29 @@ def plan(
             settings=tuple(settings or ()),
             policy=_policy(forks, canary, batch, max_failures, max_unreachable),
             dry=True,
-            diff=diff,
-            json=json,
-            detailed_exit=detailed_exitcode,
-        )
+        ),
+        Manner(diff=diff, json=json, detailed_exit=detailed_exitcode, out=Path(out) if out else None),
     )
+
+
+def apply(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE", help="A plan that `plan --out` saved.", autocompletion=complete.saved_plans
+        ),
+    ],
+    diff: options.Diff = False,
+    yes: options.Yes = False,
+    yes_hosts: options.YesHosts = None,
+    reason: options.Reason = "",
+    json: options.Json = False,
+) -> int:
+    """Do what a saved plan says, on the hosts where it still holds; it is good for 15 minutes."""
+    from fleetfix.cli.applying import apply as apply_plan
+    from fleetfix.cli.conduct import Manner
+
+    return apply_plan(file, Manner(diff=diff, json=json, yes=yes, yes_hosts=yes_hosts), reason)
 
 
 def _policy(

@@ -34,6 +34,12 @@ class Request:
     operator: str
     controller: str
     reason: str = ""
+    expected: Mapping[str, frozenset[str]] | None = None
+    """What a saved plan announced, by host: where a new plan differs, nothing is changed."""
+    boots: Mapping[str, str] = field(default_factory=dict)
+    """The boot ids that the saved plan saw, by host."""
+    plan: str = ""
+    """The dry run that the saved plan came from."""
 
     def purpose(self) -> Purpose:
         return Purpose(

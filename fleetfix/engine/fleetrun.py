@@ -84,6 +84,7 @@ def _run_started(request: Request) -> RunStarted:
         dry=request.dry,
         reason=request.reason,
         only=_only(request),
+        plan=request.plan,
     )
 
 

@@ -19,6 +19,7 @@ _BEFORE: dict[FailureKind, Outcome] = {
     "sudo": "blocked",
     "disabled": "blocked",
     "blocked": "blocked",
+    "stale_plan": "blocked",
     "lease_held": "busy",
     "unfinished": "unfinished",
     "cancelled": "cancelled",

@@ -11,6 +11,7 @@ from fleetfix.engine.visit import Visit
 from fleetfix.errors import Failure, HostError
 from fleetfix.events import HostPlanned, StepPlanned
 from fleetfix.playbook import Step
+from fleetfix.saved_plan import difference
 from fleetfix.session import HostInfo
 
 
@@ -47,7 +48,27 @@ def _what_stands_against(visit: Visit, errors: dict[str, Failure]) -> tuple[Fail
     if visit.pending and disabled is not None:
         message = f"fleetfix is switched off on this host: {disabled}"
         return Failure(kind="disabled", message=message, hint="remove /etc/fleetfix/DISABLED there"), ""
-    return None
+    stale = _stale_since_saved(visit) if visit.pending else None
+    return None if stale is None else (stale, "")
+
+
+def _stale_since_saved(visit: Visit) -> Failure | None:
+    """Why the host is no longer as the saved plan says that is applied; None where it is, or none is."""
+    request, name = visit.context.request, visit.host.name
+    if request.expected is None:
+        return None
+    saw, boot = request.boots.get(name, ""), visit.line.session.info.boot_id
+    if saw and boot and saw != boot:
+        why: str | None = "it was restarted"
+    else:
+        pending = {id: one.plan.changes for id, one in visit.foreseen.items() if one.pending}
+        now = {id: tuple(shown(change) for change in changes) for id, changes in pending.items()}
+        why = difference(request.expected.get(name, frozenset()), now)
+    if why is None:
+        return None
+    return Failure(
+        kind="stale_plan", message=f"the host changed since the plan: {why}", hint="plan it anew"
+    )
 
 
 def _end_dry(visit: Visit, ends: Ends) -> None:

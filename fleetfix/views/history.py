@@ -73,6 +73,8 @@ def run_head(state: RunState) -> str:
         f"  hosts      {counted(HostSet(started.hosts))}, inventory {started.inventory}",
         f"  by         {started.operator} on {started.controller}, {when(state.began_at)}",
     ]
+    if started.plan:
+        lines.append(f"  plan       saved by {started.plan}")
     if started.settings:
         told = ", ".join(f"{key}={value}" for key, value in started.settings.items())
         lines.append(f"  settings   {one_line(told)}")

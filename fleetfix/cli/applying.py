@@ -1,0 +1,67 @@
+"""Apply a saved plan: bind it again, refuse it where anything has moved, and run it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fleetfix.cli import conduct
+from fleetfix.cli.places import load_inventory
+from fleetfix.cli.whole_file import read_whole
+from fleetfix.engine.fleetrun import Request
+from fleetfix.errors import PlanError
+from fleetfix.hostset import HostSet
+from fleetfix.inventory import Host, Inventory
+from fleetfix.playbook import load
+from fleetfix.runs import new_run_id
+from fleetfix.saved_plan import SavedPlan, binding_of, read
+from fleetfix.views.grouping import fold
+
+
+def apply(file: str, manner: conduct.Manner, reason: str) -> int:
+    """Do what a saved plan says where it still holds; returns the exit code."""
+    plan = read(read_whole(Path(file)), file)
+    plan.refuse_unless_fresh(file, time.time())
+    return conduct.carry_out(_request(plan, file, reason), manner)
+
+
+def _request(plan: SavedPlan, file: str, reason: str) -> Request:
+    playbook = load(plan.source)
+    if playbook.digest != plan.digest:
+        raise PlanError(f"{plan.source} was edited after {file} was made", hint="make a new plan")
+    inventory = load_inventory(plan.inventory)
+    hosts = _hosts(plan, inventory, file)
+    steps = conduct.bind(playbook, hosts, plan.settings, inventory)
+    if binding_of(hosts, steps) != plan.binding:
+        raise PlanError(
+            f"the inventory {plan.inventory} no longer says of these hosts what it said for {file}",
+            hint="make a new plan",
+        )
+    return Request(
+        run=new_run_id(playbook.name, datetime.now(UTC)),
+        playbook=playbook,
+        hosts=hosts,
+        steps=steps,
+        policy=plan.policy,
+        inventory=plan.inventory,
+        settings=plan.settings,
+        dry=False,
+        operator=conduct.operator(),
+        controller=socket.gethostname(),
+        reason=reason,
+        expected=plan.expected(),
+        boots=plan.boots,
+        plan=plan.run,
+    )
+
+
+def _hosts(plan: SavedPlan, inventory: Inventory, file: str) -> tuple[Host, ...]:
+    gone = [name for name in plan.hosts if name not in inventory.hosts]
+    if gone:
+        raise PlanError(
+            f"the inventory {plan.inventory} has no {fold(gone)} any more, which {file} is for",
+            hint="make a new plan",
+        )
+    return tuple(inventory.hosts[name] for name in HostSet(plan.hosts))
