@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fleetfix.commands import Json
 from fleetfix.errors import LabError
-from fleetfix.lab import trouble
+from fleetfix.lab import daemons, elsewhere, trouble
+from fleetfix.lab.namespaces import Started
 from fleetfix.scalars import written
 from fleetfix.spelling import hint_for
 
@@ -21,6 +22,8 @@ MOST = 3600
 """The largest number that an option takes."""
 
 Heal = Callable[[trouble.Scene, Json], None]
+ELSEWHERE = ("foreign_lease", "unfinished_run")
+"""Faults that another controller makes."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,18 @@ FAULTS: dict[str, Fault] = {
     "ignores_term": _mark("ignores_term", "the job does not end at TERM"),
     "forgets_checkpoint": _mark("forgets_checkpoint", "the job starts again from step 0"),
     "stale_lock": _fault("a build killed long ago left its lock", trouble.lock, trouble.unlock),
+    "slurm_node": _fault(
+        "a node of Slurm, and its training is somebody's job there",
+        daemons.slurm_node,
+        daemons.leave_slurm,
+        user="",
+    ),
+    "kubelet": _fault("a node of Kubernetes: a kubelet runs", daemons.kubelet, daemons.leave_kubernetes),
+    "container_job": _fault(
+        "training runs in a container, from an environment of its image",
+        daemons.container_job,
+        daemons.leave_container,
+    ),
     # the GPUs
     "nvidia_smi_hangs": _mark("nvidia_smi_hangs", "nvidia-smi never answers"),
     "driver_mismatch": _fault(
@@ -112,6 +127,17 @@ FAULTS: dict[str, Fault] = {
     ),
     "driver_gone": _mark("driver_gone", "nvidia-smi cannot talk to the driver"),
     "gpu_memory_stays": _mark("gpu_memory_stays", "GPU memory that no process owns"),
+    # other operators
+    "foreign_lease": _fault(
+        "another run, of bob on another machine, writes to the host now",
+        elsewhere.foreign_lease,
+        elsewhere.go_back,
+    ),
+    "unfinished_run": _fault(
+        "another run changed something and lost its controller",
+        elsewhere.unfinished_run,
+        elsewhere.go_back,
+    ),
     # the host's own switch
     "disabled": _fault("/etc/fleetfix/DISABLED is there", trouble.disable, trouble.enable),
 }
@@ -166,6 +192,12 @@ def heal(lab: Lab, name: str) -> tuple[str, ...]:
 def present(lab: Lab, name: str) -> tuple[str, ...]:
     """The faults that were made on a host and not taken back."""
     return tuple(str(one["fault"]) for one in _load(lab, name))
+
+
+def drivers(lab: Lab, name: str) -> tuple[Started, ...]:
+    """The processes that faults of a host keep outside of it."""
+    made = [one for one in _load(lab, name) if one["fault"] in ELSEWHERE]
+    return tuple(elsewhere.driver_of(one["undo"]) for one in made)
 
 
 def _load(lab: Lab, name: str) -> list[dict[str, Json]]:

@@ -102,6 +102,9 @@ def make_folders(disk: Path, etc: Path, name: str, users: Sequence[Passwd]) -> N
     (disk / "var/lock").symlink_to("/run/lock")
     shutil.copytree(etc, disk / "etc", symlinks=True, dirs_exist_ok=True)
     _write_identity(disk / "etc", name, users)
+    for _, uid, home in users:
+        (disk / home.lstrip("/")).mkdir(parents=True)
+        os.chown(disk / home.lstrip("/"), uid, uid)
     (disk / "root/.bashrc").write_text("# A host of the fleetfix lab.\nPS1='\\u@\\h:\\w# '\n")
     new_boot(disk)
 

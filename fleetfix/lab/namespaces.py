@@ -140,17 +140,48 @@ class Process:
 
 
 def processes(init: int) -> tuple[Process, ...]:
-    """Every living process in the pid namespace of `init`, but for `init` itself."""
-    space = _space(init)
+    """Every living process of the host whose first process is `init`, but for that: containers included."""
+    space, depth = _space(init), len(_pids_of(init))
     if space is None:
         return ()
-    found = []
+    found = {}
     for pid in _all_pids():
-        if pid != init and _space(pid) == space:
-            process = _look(pid)
+        # The process of a container has a pid in each namespace that it is seen from.
+        if pid != init and (_space(pid) == space or len(_pids_of(pid)) > depth):
+            process = _look(pid, depth)
             if process is not None:
-                found.append(process)
-    return tuple(sorted(found, key=lambda one: one.pid))
+                found[pid] = process
+    here = [one for one in found.values() if _belongs(one, found, space)]
+    return tuple(sorted(here, key=lambda one: one.pid))
+
+
+def _belongs(one: Process, found: dict[int, Process], space: str) -> bool:
+    """Whether a process is in a namespace, or below a process that is."""
+    while _space(one.outer) != space:
+        above = found.get(one.parent)
+        if above is None:
+            return False
+        one = above
+    return True
+
+
+def has_open(process: Process, path: str) -> bool:
+    """Whether a process has a file of its host open."""
+    folder = f"/proc/{process.outer}/fd"
+    try:
+        return any(os.readlink(f"{folder}/{fd}") == path for fd in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _pids_of(pid: int) -> tuple[int, ...]:
+    """The pids of a process in every namespace that it is seen from, the outermost first."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return ()
+    line = next((line for line in status.splitlines() if line.startswith("NSpid:")), "")
+    return tuple(int(word) for word in line.split()[1:])
 
 
 def _all_pids() -> Iterator[int]:
@@ -164,7 +195,7 @@ def _space(pid: int) -> str | None:
         return None
 
 
-def _look(pid: int) -> Process | None:
+def _look(pid: int, depth: int) -> Process | None:
     stat = stat_of(pid)
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -175,5 +206,5 @@ def _look(pid: int) -> Process | None:
         return None
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     words = tuple(word.decode("utf-8", "surrogateescape") for word in argv.rstrip(b"\0").split(b"\0"))
-    inner = int(fields["NSpid"].split()[-1])
+    inner = int(fields["NSpid"].split()[depth - 1])
     return Process(inner, pid, stat[1], stat[2], int(fields["Uid"].split()[0]), words)

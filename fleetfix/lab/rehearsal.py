@@ -213,7 +213,10 @@ class Lab:
         return HostSet(one.name for one in found.hosts)
 
     def _end(self, found: LabRecord) -> None:
-        everything = [found.server.process, *(one.init.process for one in found.hosts)]
+        drivers = [driver for one in found.hosts for driver in faults.drivers(self, one.name)]
+        everything = [found.server.process, *drivers, *(one.init.process for one in found.hosts)]
+        for driver in drivers:
+            driver.kill()
         found.server.process.kill(signal.SIGTERM)
         for one in found.hosts:
             one.init.process.kill()

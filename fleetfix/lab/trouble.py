@@ -11,6 +11,7 @@ import csv
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,14 @@ class Scene:
 
     def gpus(self) -> int:
         return len(list(Path(f"/proc/{self.init}/root/dev").glob("nvidia[0-9]*")))
+
+    def await_job(self, seconds: float = 10.0) -> None:
+        """Wait until the host's job has its first GPU open: before that it is no job yet."""
+        until = time.monotonic() + seconds
+        while not any(namespaces.has_open(one, "/dev/nvidia0") for one in self.lab.processes(self.name)):
+            if time.monotonic() > until:
+                raise LabError(f"{self.name}: the job did not start", hint="fleetfix lab heal")
+            time.sleep(0.02)
 
     def run(self, command: str) -> None:
         """Run a command inside the host; a LabError where it fails."""
@@ -246,23 +255,17 @@ def _end(scene: Scene, targets: list[Process]) -> None:
 
 def foreign_job(scene: Scene, options: Options) -> Json:
     """Start alice's job from alice's environment; as an ordinary user, by the one user there is."""
-    alone = namespaces.ordinary()
-    user = options["user"] or ("root" if alone else "alice")
-    if user not in ("root", "alice") or (user == "alice" and alone):
-        raise LabError(
-            f"{user} is no user of {scene.name}", hint="a lab of root has alice; others have root only"
-        )
+    user, uid, _ = user_of(scene, options)
     if options["gpu"] >= scene.gpus():
         raise LabError(f"--set gpu={options['gpu']}: {scene.name} has GPUs 0 to {scene.gpus() - 1}")
-    home = "/home/alice"
+    home = "/home/alice"  # also where root plays alice
     venv = f"{home}/venv"
     place = scene.disk / home.lstrip("/")
     scene.template.environment(place / "venv", stock.clean(), venv)
     write_files(place / "run", [("train.py", stock.stand_in("train.py")), ("mine.toml", b"[job]\n")])
     write_files(place / "run/csrc", [(f"fused_adam.cu{n}.o", stock.extension(n)) for n in (12, 13)])
-    uid = ALICE_UID if user == "alice" else 0
     if uid:
-        _own(place, uid)
+        own(place, uid)
     env = {**job_environment(user, home, venv), "CUDA_VISIBLE_DEVICES": str(options["gpu"])}
     argv = [f"{venv}/bin/python", "train.py", "--config", "mine.toml"]
     env["LOCAL_RANK"] = str(options["gpu"])
@@ -270,7 +273,19 @@ def foreign_job(scene: Scene, options: Options) -> Json:
     return {"pid": pid}
 
 
-def _own(folder: Path, uid: int) -> None:
+def user_of(scene: Scene, options: Options) -> tuple[str, int, str]:
+    """(name, uid, home) of whose job it shall be: alice's, or root's where the lab has no other user."""
+    alone = namespaces.ordinary()
+    user = options["user"] or ("root" if alone else "alice")
+    if user not in ("root", "alice") or (user == "alice" and alone):
+        raise LabError(
+            f"{user} is no user of {scene.name}", hint="a lab of root has alice; others have root only"
+        )
+    return ("alice", ALICE_UID, "/home/alice") if user == "alice" else ("root", 0, "/root")
+
+
+def own(folder: Path, uid: int) -> None:
+    """Give a folder with all that is in it to a user."""
     os.lchown(folder, uid, uid)
     for here, names, files in os.walk(folder):
         for name in (*names, *files):

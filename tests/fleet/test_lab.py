@@ -21,7 +21,7 @@ import pytest
 
 from fleetfix.errors import LabError
 from fleetfix.inventory import Inventory
-from fleetfix.lab import FAULTS, Lab, namespaces, stock
+from fleetfix.lab import FAULTS, Lab, faults, namespaces, stock
 from fleetfix.lab.record import boot_id
 from fleetfix.lab.template import LOG, Template, find_python, training
 from fleetfix.lab.witness import JOB_WRITES, starts, steps
@@ -351,6 +351,11 @@ SHOWS = {
     "driver_gone": ("nvidia-smi", 9, "couldn't communicate with the NVIDIA driver"),
     "stale_lock": ("ls /root/.cache/torch_extensions/*/fused_adam", 0, "lock"),
     "disabled": ("cat /etc/fleetfix/DISABLED", 0, "by the lab"),
+    "slurm_node": ("cat /proc/[0-9]*/environ | tr '\\0' '\\n'; true", 0, "SLURM_JOB_ID=4711"),
+    "kubelet": ("grep -qsx kubelet /proc/[0-9]*/comm", 0, ""),
+    "container_job": ("grep -qsx containerd-shim /proc/[0-9]*/comm", 0, ""),
+    "foreign_lease": ("cat /var/lib/fleetfix/lease.json", 0, '"operator": "bob"'),
+    "unfinished_run": ("ls /run/other-work; cat /var/lib/fleetfix/claims/*", 0, '"operator": "bob"'),
 }
 
 
@@ -435,6 +440,47 @@ def test_a_foreign_job_is_another_owner_and_another_environment(lab: Lab) -> Non
     lab.heal("gpu03")
     assert not [one for one in lab.processes("gpu03") if "alice" in one.argv[0]]
     assert lab.job("gpu03") is not None
+
+
+def test_a_job_of_slurm_is_below_its_daemons_and_of_their_user(lab: Lab) -> None:
+    lab.break_host("gpu03", "slurm_node")
+    launcher = lab.job("gpu03")
+    assert launcher is not None
+    assert launcher.uid == (2001 if os.geteuid() == 0 else os.geteuid())
+    by_pid = {one.outer: one for one in lab.processes("gpu03")}
+    above = [by_pid[launcher.parent]]
+    while above[-1].parent in by_pid:
+        above.append(by_pid[above[-1].parent])
+    names = [Path(f"/proc/{one.outer}/comm").read_text().strip() for one in above]
+    assert names == ["sh", "slurmstepd", "slurmd"]
+    eventually(lambda: steps_since_start(lab, "gpu03") >= 8)
+    lab.heal("gpu03")
+    assert lab.job("gpu03") is not None
+
+
+def test_a_container_has_processes_files_and_an_environment_of_its_own(lab: Lab) -> None:
+    lab.break_host("gpu03", "container_job")
+    launcher = lab.job("gpu03")
+    assert launcher is not None
+    inside, host = Path(f"/proc/{launcher.outer}"), Path(f"/proc/{lab.init('gpu03')}")
+    for space in ("pid", "mnt", "uts"):
+        assert os.readlink(inside / "ns" / space) != os.readlink(host / "ns" / space)
+    assert not os.path.samefile(inside / "root", host / "root")
+    assert not os.path.samefile(inside / f"root{VENV}", host / f"root{VENV}")
+    assert os.path.samefile(inside / "root/usr/bin", host / "root/usr/bin")
+    assert lab.run("gpu03", f"cat /proc/{launcher.pid}/cmdline").stdout.startswith(VENV)
+    eventually(lambda: steps_since_start(lab, "gpu03") >= 1)
+    lab.heal("gpu03")
+    assert lab.job("gpu03") is not None
+
+
+def test_another_run_ends_with_the_lab(fresh: Callable[..., Lab]) -> None:
+    lab = fresh("n1")
+    lab.break_host("n1", "foreign_lease")
+    (driver,) = faults.drivers(lab, "n1")
+    assert driver.alive()
+    lab.down()
+    assert not driver.alive()
 
 
 @pytest.mark.parametrize("how", ["loop", "watchdog"])
