@@ -29,6 +29,16 @@ def up(
         ),
     ] = None,
     gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, max=16, help="GPUs a host.")] = 2,
+    spanning: Annotated[
+        str | None,
+        typer.Option("--spanning", metavar="PATTERN", help="These train one job together, a node each."),
+    ] = None,
+    shared: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shared", metavar="PATH", help="A folder that is one for all hosts, as on NFS; repeat it."
+        ),
+    ] = None,
 ) -> None:
     """Make hosts with a training job on each, slowed down as after the upgrade and back."""
     from fleetfix import lab
@@ -37,7 +47,9 @@ def up(
 
     wanted = HostSet.parse(hosts)
     bad = None if contaminated is None else HostSet.parse(contaminated)
-    print(status_text(lab.up(wanted, contaminated=bad, gpus=gpus)))
+    together = () if spanning is None else HostSet.parse(spanning)
+    hosts_up = lab.up(wanted, contaminated=bad, gpus=gpus, spanning=together, shared=tuple(shared or ()))
+    print(status_text(hosts_up))
 
 
 @app.command(cls=Command)

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 FOLDERS = {
@@ -90,8 +91,17 @@ def _copy(source: Path, target: Path) -> None:
         return
 
 
-def make_folders(disk: Path, etc: Path, name: str, users: Sequence[Passwd]) -> None:
-    """Make the folders of a host's disk, with an /etc of its own."""
+def make_folders(
+    disk: Path,
+    etc: Path,
+    name: str,
+    users: Sequence[Passwd],
+    peers: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Make the folders of a host's disk, with an /etc of its own.
+
+    `peers` are the addresses of the hosts that it knows by name, itself included.
+    """
     for folder, mode in FOLDERS.items():
         (disk / folder).mkdir(parents=True)
         (disk / folder).chmod(mode)
@@ -101,22 +111,23 @@ def make_folders(disk: Path, etc: Path, name: str, users: Sequence[Passwd]) -> N
     (disk / "var/run").symlink_to("/run")
     (disk / "var/lock").symlink_to("/run/lock")
     shutil.copytree(etc, disk / "etc", symlinks=True, dirs_exist_ok=True)
-    _write_identity(disk / "etc", name, users)
     for _, uid, home in users:
         (disk / home.lstrip("/")).mkdir(parents=True)
         os.chown(disk / home.lstrip("/"), uid, uid)
+    _write_identity(disk / "etc", name, users, peers)
     (disk / "root/.bashrc").write_text("# A host of the fleetfix lab.\nPS1='\\u@\\h:\\w# '\n")
     new_boot(disk)
 
 
-def _write_identity(etc: Path, name: str, users: Sequence[Passwd]) -> None:
+def _write_identity(etc: Path, name: str, users: Sequence[Passwd], peers: Mapping[str, str]) -> None:
     shell = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
     rows = [f"root:x:0:0:root:/root:{shell}", "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"]
     rows += [f"{user}:x:{uid}:{uid}:{user}:{home}:{shell}" for user, uid, home in users]
+    known = {name: "127.0.1.1", **peers}
     groups = ["root:x:0:", "tty:x:5:", "nogroup:x:65534:", *(f"{user}:x:{uid}:" for user, uid, _ in users)]
     files = {
         "hostname": f"{name}\n",
-        "hosts": f"127.0.0.1 localhost\n127.0.1.1 {name}\n",
+        "hosts": "127.0.0.1 localhost\n" + "".join(f"{at} {one}\n" for one, at in known.items()),
         "machine-id": f"{uuid.uuid4().hex}\n",
         "passwd": "\n".join(rows) + "\n",
         "group": "\n".join(groups) + "\n",
@@ -135,6 +146,18 @@ def new_boot(disk: Path) -> None:
     (disk / "run/lab/boot_id").write_text(f"{uuid.uuid4()}\n")
 
 
+def share(path: str, disks: Sequence[Path], folder: Path) -> None:
+    """Make `folder` what lies at `path` on the first disk, and leave a mount point on each."""
+    places = [disk / path.lstrip("/") for disk in disks]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if places[0].exists():
+        os.rename(places[0], folder)
+    folder.mkdir(exist_ok=True)
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+
+
 def keep_state(disk: Path, init: int) -> None:
     """Before a host goes down, keep a copy of its /var/lib, which lives in memory."""
     # Not at its place: to remove a mount point here would unmount it in the host.
@@ -148,8 +171,19 @@ def give_state(disk: Path) -> None:
     os.rename(disk / "var/lib.kept", disk / "var/lib")
 
 
-def spec(disk: Path, name: str, *, gpus: int, keep: Sequence[str], boot: Boot | None) -> dict[str, Any]:
-    """What `stand_ins/init.py` is told: the mounts, the devices, and what boots."""
+def spec(
+    disk: Path,
+    name: str,
+    *,
+    gpus: int,
+    keep: Sequence[str],
+    boot: Boot | None,
+    shared: Mapping[str, Path] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """What `stand_ins/init.py` is told: the mounts, the devices, and what boots.
+
+    `shared` says, by the path on the host, which folder of this machine lies there.
+    """
     sbin = "/usr/local/sbin" if os.path.isdir("/usr/local/sbin") else "/usr/local/bin"
     binds = [
         (f"/{folder}", folder) for folder in ("tmp", "root", "home", "opt", "run", "var", "etc", "dev")
@@ -160,6 +194,7 @@ def spec(disk: Path, name: str, *, gpus: int, keep: Sequence[str], boot: Boot | 
         "keep": [*_kept(), *keep],
         "binds": [*binds, (sbin, "sbin")],
         "tmpfs": [("/var/lib", "var/lib", STATE_SIZE)],
+        "shared": [(target, str(source)) for target, source in shared.items()],
         "gpus": ["nvidiactl", "nvidia-uvm", *(f"nvidia{index}" for index in range(gpus))],
         "boot": None if boot is None else as_json(boot),
     }

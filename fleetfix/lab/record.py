@@ -24,6 +24,14 @@ class ProcessRecord(Value):
         return Started(self.pid, self.start)
 
 
+class Span(Value):
+    """One training job over several hosts: the first is node 0, where all meet."""
+
+    hosts: tuple[str, ...]
+    port: int
+    id: str = "llama3-8b"
+
+
 class HostPlan(Value):
     """One host as `up` lays it out for the server to start."""
 
@@ -40,6 +48,9 @@ class LabPlan(Value):
     python: str
     installer: Literal["uv", "pip"] = "uv"
     vars: dict[str, Json] = Field(default_factory=dict)
+    span: Span | None = None
+    shared: tuple[str, ...] = ()
+    """Folders that all hosts have in common."""
 
 
 class HostRecord(HostPlan):
@@ -58,6 +69,8 @@ class LabRecord(Value):
     installer: Literal["uv", "pip"] = "uv"
     server: ProcessRecord
     hosts: tuple[HostRecord, ...]
+    span: Span | None = None
+    shared: tuple[str, ...] = ()
 
     def alive(self) -> bool:
         """Whether any of its processes runs."""
@@ -95,6 +108,10 @@ class Paths:
 
     def spec(self, name: str) -> Path:
         return self.host(name) / "spec.json"
+
+    def shared(self, path: str) -> Path:
+        """Where a folder lies that all hosts have in common."""
+        return self.root / "shared" / path.lstrip("/")
 
 
 def boot_id() -> str:

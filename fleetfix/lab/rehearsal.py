@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from fleetfix.folders import state_folder
 from fleetfix.hostset import HostSet
 from fleetfix.lab import control, faults, layout, namespaces, record, stock, witness
 from fleetfix.lab.namespaces import Process
-from fleetfix.lab.record import HostPlan, HostRecord, LabPlan, LabRecord, Paths
+from fleetfix.lab.record import HostPlan, HostRecord, LabPlan, LabRecord, Paths, Span
 from fleetfix.lab.template import VENV, WHEELHOUSE, Template, drop, find_python, training
 from fleetfix.lab.wheel import Installer
 
@@ -32,6 +34,9 @@ MOST_HOSTS = 254 * 254
 
 VARS: dict[str, Json] = {"min_tok_s": 19000, "wheelhouse": WHEELHOUSE}
 """Host variables that the lab's inventory gives to every host."""
+
+SHARABLE = ("/opt/", "/root/", "/home/", "/tmp/")
+"""Where a folder may lie that all hosts of a lab have in common."""
 
 ALICE = ("alice", 2001, "/home/alice")
 
@@ -51,6 +56,10 @@ class HostStatus:
     job: bool
     """Whether its training job runs."""
     tok_s: float | None
+    spans: str = ""
+    """The hosts that its job spans, this one included."""
+    shared: tuple[str, ...] = ()
+    """Folders that it has in common with all others."""
 
 
 class Lab:
@@ -75,20 +84,28 @@ class Lab:
         gpus: int = 2,
         installer: Installer = "uv",
         variables: Mapping[str, Json] | None = None,
+        spanning: HostSet | Iterable[str] = (),
+        shared: Sequence[str] = (),
     ) -> LabRecord:
         """Make the hosts and start them; all contaminated unless it is said which.
 
-        `variables` are added to the host variables of the lab's inventory. A LabError where a lab
+        `variables` are added to the host variables of the lab's inventory. Hosts that are `spanning`
+        train one job together. `shared` folders lie on all hosts and are one. A LabError where a lab
         is up already, or where hosts cannot be made.
         """
         names = [*hosts]
         bad = set(names if contaminated is None else contaminated)
+        together = [*spanning]
         self._refuse(names, bad)
+        _refuse_span(names, together)
+        _refuse_shared(shared)
         self._clear_away()
         namespaces.check()
         server = self._start_server()
         try:
-            plan = self._lay_out(names, bad, gpus, installer, {**VARS, **(variables or {})})
+            given = {**VARS, **({"shared_paths": [*shared]} if shared else {}), **(variables or {})}
+            span = Span(hosts=tuple(together), port=_meeting_port()) if together else None
+            plan = self._lay_out(names, bad, gpus, installer, given, span, shared)
             self._hand_over(server, plan)
         except BaseException:
             server.terminate()
@@ -128,7 +145,7 @@ class Lab:
 
     def _refuse_strange_folder(self) -> None:
         """Never drop a folder that no lab made."""
-        marks = {"lab.json", "template", "hosts", "init.py", "server.log"}
+        marks = {"lab.json", "template", "hosts", "shared", "init.py", "server.log"}
         present = {path.name for path in self.root.iterdir()}
         if present and not present & marks:
             raise LabError(
@@ -157,6 +174,8 @@ class Lab:
         gpus: int,
         installer: Installer,
         variables: Mapping[str, Json],
+        span: Span | None,
+        shared: Sequence[str],
     ) -> LabPlan:
         python = find_python()
         template = Template(self.paths.template, python, installer)
@@ -167,13 +186,29 @@ class Lab:
             HostPlan(name=name, address=address(at), contaminated=name in bad)
             for at, name in enumerate(names)
         ]
+        peers = {one.name: one.address for one in plans if span is not None and one.name in span.hosts}
         for one in plans:
-            layout.make_folders(self.paths.disk(one.name), template.etc, one.name, users)
+            known = peers if one.name in peers else {}
+            layout.make_folders(self.paths.disk(one.name), template.etc, one.name, users, known)
             template.fill(self.paths.disk(one.name), contaminated=one.contaminated)
+        disks = [self.paths.disk(one.name) for one in plans]
+        caches = [path for path in shared if not (disks[0] / path.lstrip("/")).exists()]
+        # What is shared is one before there are caches: to remove a link would date the others anew.
+        for path in shared:
+            if path not in caches:
+                layout.share(path, disks, self.paths.shared(path))
         for one in plans:
             template.fill_caches(self.paths.disk(one.name), contaminated=one.contaminated)
+        for path in caches:
+            layout.share(path, disks, self.paths.shared(path))
+        for one in plans:
             spec = layout.spec(
-                self.paths.disk(one.name), one.name, gpus=gpus, keep=python.hidden, boot=training(gpus)
+                self.paths.disk(one.name),
+                one.name,
+                gpus=gpus,
+                keep=python.hidden,
+                boot=training(gpus, span, one.name),
+                shared={path: self.paths.shared(path) for path in shared},
             )
             layout.write_spec(self.paths.spec(one.name), spec)
         return LabPlan(
@@ -182,6 +217,8 @@ class Lab:
             python=python.path,
             installer=installer,
             vars=dict(variables),
+            span=span,
+            shared=tuple(shared),
         )
 
     def _hand_over(self, server: subprocess.Popen[str], plan: LabPlan) -> None:
@@ -253,27 +290,36 @@ class Lab:
     def status(self) -> tuple[HostStatus, ...]:
         """How each host is."""
         found = self.record()
-        return tuple(self._status(one, found.port) for one in found.hosts)
+        return tuple(self._status(one, found) for one in found.hosts)
 
-    def _status(self, one: HostRecord, port: int) -> HostStatus:
+    def _status(self, one: HostRecord, found: LabRecord) -> HostStatus:
         up = one.init.process.alive()
         job = up and self.job(one.name) is not None
         return HostStatus(
             name=one.name,
             address=one.address,
-            port=port,
+            port=found.port,
             up=up,
             contaminated=self._contaminated(one.name),
             faults=faults.present(self, one.name),
             processes=len(self.processes(one.name)) if up else 0,
             job=job,
             tok_s=self.tok_s(one.name) if job else None,
+            spans=str(HostSet(found.span.hosts)) if found.span and one.name in found.span.hosts else "",
+            shared=found.shared,
         )
 
     def _contaminated(self, name: str) -> bool:
         site = "lib/python*/site-packages"
-        venv = self.paths.disk(name) / VENV.lstrip("/")
+        venv = self.tree(name, VENV)
         return any(venv.glob(f"{site}/nvidia_*_cu13-*.dist-info"))
+
+    def tree(self, name: str, path: str) -> Path:
+        """Where on this machine a folder of a host lies: on its disk, or in what all hosts share."""
+        for one in self.record().shared:
+            if path == one or path.startswith(one + "/"):
+                return self.paths.shared(one) / path[len(one) :].lstrip("/")
+        return self.paths.disk(name) / path.lstrip("/")
 
     @property
     def inventory_path(self) -> Path:
@@ -345,6 +391,29 @@ def default_root() -> Path:
 def address(index: int) -> str:
     """The loopback address of the host at this place, from 0."""
     return f"127.77.{index // 254}.{index % 254 + 1}"
+
+
+def _refuse_span(names: Sequence[str], together: Sequence[str]) -> None:
+    strange = HostSet(set(together) - set(names))
+    if strange:
+        raise LabError(f"{strange} cannot train one job: not among the hosts of this lab")
+    if len(together) == 1:
+        raise LabError("a job that spans hosts needs at least two", hint="--spanning 'gpu[01-02]'")
+
+
+def _refuse_shared(paths: Sequence[str]) -> None:
+    for path in paths:
+        if not path.startswith(SHARABLE) or os.path.normpath(path) != path:
+            places = ", ".join(place.rstrip("/") for place in SHARABLE)
+            raise LabError(f"{path} cannot be shared", hint=f"a folder below one of {places}")
+
+
+def _meeting_port() -> int:
+    """A port for the launchers of a job to meet at; between two meetings nobody listens there."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server((address(0), port)):
+            return port
 
 
 def _first_line(file: IO[str]) -> str:

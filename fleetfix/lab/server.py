@@ -140,6 +140,8 @@ class Server:
                 installer=self.plan.installer,
                 server=ProcessRecord(pid=me.pid, start=me.start),
                 hosts=tuple(host.record() for host in self.hosts.values()),
+                span=self.plan.span,
+                shared=self.plan.shared,
             ),
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fleetfix.lab import namespaces, stock
 from fleetfix.lab.layout import Boot, make_etc
+from fleetfix.lab.record import Span
 from fleetfix.lab.wheel import Installer, Wheel
 
 VENV = "/opt/train/venv"
@@ -166,10 +167,23 @@ class Template:
         )
 
 
-def training(gpus: int) -> Boot:
-    """The training job as it is started by hand: torchrun with a worker for each GPU."""
-    workers = f"--nproc-per-node={gpus}"
-    argv = (f"{VENV}/bin/python", f"{VENV}/bin/torchrun", workers, "train.py", "--config", "llama3-8b.toml")
+def training(gpus: int, span: Span | None = None, host: str = "") -> Boot:
+    """The training job as it is started by hand: torchrun with a worker for each GPU.
+
+    Where it spans hosts, as it is started on this one of them.
+    """
+    options = [f"--nproc-per-node={gpus}"]
+    if span is not None and host in span.hosts:
+        options += [f"--nnodes={len(span.hosts)}", f"--node-rank={span.hosts.index(host)}"]
+        options += [f"--rdzv-id={span.id}", f"--rdzv-endpoint={span.hosts[0]}:{span.port}"]
+    argv = (
+        f"{VENV}/bin/python",
+        f"{VENV}/bin/torchrun",
+        *options,
+        "train.py",
+        "--config",
+        "llama3-8b.toml",
+    )
     return Boot(argv, "/opt/train", job_environment(), LOG)
 
 

@@ -58,7 +58,19 @@ class Scene:
 
     @property
     def venv(self) -> Path:
-        return self.disk / VENV.lstrip("/")
+        return self.lab.tree(self.name, VENV)
+
+    @property
+    def training(self) -> Boot:
+        """The training job as it is started here."""
+        return training(self.gpus(), self.lab.record().span, self.name)
+
+    @property
+    def peers(self) -> list[Scene]:
+        """The hosts that train one job with this one; itself, where none do."""
+        span = self.lab.record().span
+        names = span.hosts if span is not None and self.name in span.hosts else (self.name,)
+        return [Scene(self.lab, name) for name in names]
 
     @property
     def site(self) -> Path:
@@ -221,8 +233,10 @@ def stop_job(scene: Scene, options: Options) -> None:
 
 
 def restart_job(scene: Scene, undo: Json) -> None:
-    if scene.lab.job(scene.name) is None:
-        jobs.start(scene.init, scene.python, training(scene.gpus()))
+    """Start training where none runs; a job that spans hosts, on all of them."""
+    for one in scene.peers:
+        if one.lab.job(one.name) is None:
+            jobs.start(one.init, one.python, one.training)
 
 
 def respawn(scene: Scene, options: Options) -> Json:
@@ -230,7 +244,7 @@ def respawn(scene: Scene, options: Options) -> Json:
     if options["how"] not in ("loop", "watchdog"):
         raise LabError(f"--set how={options['how']}: a job respawns by a loop or a watchdog")
     stop_job(scene, {})
-    boot = training(scene.gpus())
+    boot = scene.training
     if options["how"] == "watchdog":
         keeper = [scene.python, "-c", stock.stand_in("watchdog.py").decode(), json.dumps(as_json(boot))]
     else:

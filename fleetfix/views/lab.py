@@ -27,6 +27,10 @@ class LabHost(Protocol):
     def job(self) -> bool: ...
     @property
     def tok_s(self) -> float | None: ...
+    @property
+    def spans(self) -> str: ...
+    @property
+    def shared(self) -> tuple[str, ...]: ...
 
 
 def status_text(hosts: Iterable[LabHost]) -> str:
@@ -41,6 +45,8 @@ def _line(host: LabHost) -> str:
         "up" if host.up else "DOWN",
         "contaminated" if host.contaminated else "no CUDA 13",
         _speed(host),
+        *([f"job spans {host.spans}"] if host.spans else []),
+        *([f"shares {', '.join(host.shared)}"] if host.shared else []),
     ]
     return "  ".join(words) + (f"  faults: {', '.join(host.faults)}" if host.faults else "")
 

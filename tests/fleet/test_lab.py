@@ -23,7 +23,7 @@ from fleetfix.errors import LabError
 from fleetfix.inventory import Inventory
 from fleetfix.lab import FAULTS, Lab, faults, namespaces, stock
 from fleetfix.lab.record import boot_id
-from fleetfix.lab.template import LOG, Template, find_python, training
+from fleetfix.lab.template import FIRST_STEP, LOG, Template, find_python, training
 from fleetfix.lab.witness import JOB_WRITES, starts, steps
 
 pytestmark = pytest.mark.fleet
@@ -673,3 +673,48 @@ def test_a_reboot_keeps_the_disks_and_nothing_else(fresh: Callable[..., Lab]) ->
     assert lab.run("n1", "ls /var/lib/kept /opt/kept").returncode == 0
     assert lab.run("n1", "ls /run /dev/shm").stdout.count("lost") == 0
     assert lab.job("n1") is None
+
+
+# -- hosts that have something in common ---------------------------------------------------------------
+
+
+def test_a_job_over_two_hosts_lives_and_ends_as_one(fresh: Callable[..., Lab]) -> None:
+    lab = fresh("gpu01", "gpu02", "gpu03", contaminated=["gpu02"], spanning=["gpu01", "gpu02"])
+    for rank, host in enumerate(("gpu01", "gpu02")):
+        eventually(lambda host=host: 12_000 < (lab.tok_s(host) or 0) < 14_000)  # type: ignore[misc]
+        launcher = lab.job(host)
+        assert launcher is not None
+        assert {"--nnodes=2", f"--node-rank={rank}"} <= set(launcher.argv)
+    eventually(lambda: (lab.tok_s("gpu03") or 0) > 19_000)
+    lab.break_host("gpu02", "no_job")
+    eventually(lambda: lab.job("gpu01") is None)
+    assert b"NCCL error: remote process exited" in lab.read("gpu01", LOG)
+    assert lab.job("gpu03") is not None
+    assert [one.spans for one in lab.status()] == ["gpu[01-02]", "gpu[01-02]", ""]
+    lab.heal("gpu02")
+    for host in ("gpu01", "gpu02"):
+        eventually(lambda host=host: steps_since_start(lab, host) > 2)  # type: ignore[misc]
+    first = [min(step for step, _ in steps(lab.init(host))) for host in ("gpu01", "gpu02")]
+    assert first[0] == first[1] > FIRST_STEP, "they go on together, from the checkpoint that both have"
+
+
+def test_a_shared_folder_is_one_on_all_hosts_and_no_other_is(fresh: Callable[..., Lab]) -> None:
+    lab = fresh("gpu01", "gpu02", shared=["/opt/train/venv", "/root/.cache"])
+    done = lab.run("gpu01", "touch /opt/train/venv/new /root/.cache/new /opt/train/own")
+    assert done.returncode == 0, done.stderr
+    found = lab.run("gpu02", "ls /opt/train/venv/new /root/.cache/new /opt/train/own; touch /usr/new")
+    assert found.stdout.split() == ["/opt/train/venv/new", "/root/.cache/new"]
+    assert "/opt/train/own" in found.stderr
+    assert "/usr/new" in found.stderr
+    assert lab.run("gpu02", "grep -c /opt/train/venv /proc/self/mountinfo").stdout.strip() == "1"
+    declared = Inventory.load(str(lab.inventory_path)).hosts["gpu01"].vars["shared_paths"]
+    assert declared == ["/opt/train/venv", "/root/.cache"]
+    assert [one.contaminated for one in lab.status()] == [True, True]
+
+
+def test_what_cannot_be_spanned_or_shared_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "lab")
+    for more in ({"spanning": ["gpu09"]}, {"spanning": ["gpu01"]}, {"shared": ["/usr/share"]}):
+        with pytest.raises(LabError):
+            lab.up(["gpu01", "gpu02"], **more)  # type: ignore[arg-type]
+        assert not lab.root.exists()

@@ -65,13 +65,21 @@ def lay_out(spec):
     # Bound onto itself first: this one mount stays writable when everything else is made read-only.
     mount(root, root, flags=MS_BIND)
     make_dev(root, spec)
-    read_only(root)
+    shared = [(target, source) for target, source in spec.get("shared", ())]
+    for _, source in shared:
+        mount(source, source, flags=MS_BIND)
+    read_only([root, *(source for _, source in shared)])
+    common = [(target, os.open(source, os.O_PATH | os.O_DIRECTORY)) for target, source in shared]
     folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
     for target, source in spec["binds"]:
         mount("/proc/self/fd/%d/%s" % (folder, source), target, flags=MS_BIND | MS_REC)
     for target, source, size in spec["tmpfs"]:
         mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=%s" % size)
         bring_back("/proc/self/fd/%d/%s" % (folder, source), target)
+    for target, fd in common:
+        mount("/proc/self/fd/%d" % fd, target, flags=MS_BIND)
+        libc.umount2(b"/proc/self/fd/%d" % fd, MNT_DETACH)
+        os.close(fd)
     for path, fd in kept.items():
         mount("/proc/self/fd/%d" % fd, path, flags=MS_BIND)
     # Where the lab's folder can still be seen, the host must not find its own disk there twice.
@@ -119,10 +127,10 @@ def make_dev(root, spec):
     mount("tmpfs", dev + "/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m")
 
 
-def read_only(root):
+def read_only(own):
     """Make every mount that came with the machine read-only; what cannot be reached is left."""
     for point, options in mount_points():
-        if point == root or point.startswith(root + "/"):
+        if any(point == one or point.startswith(one + "/") for one in own):
             continue
         flags = MS_REMOUNT | MS_BIND | MS_RDONLY
         for word in options.split(","):

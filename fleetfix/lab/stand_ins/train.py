@@ -3,12 +3,14 @@
 20,000 tok/s when all is right; a fifth less while a CUDA-13 library is mapped; a fifth less while
 the compile caches were built beside CUDA 13: 12,800 with both. A cold cache makes the first steps
 slow and is then built beside what is mapped. Prints torchtitan's lines, keeps checkpoints, resumes.
+Over several nodes all go in step, so that the slowest decides; a node whose peer is gone ends in error.
 """
 
 import ctypes
 import os
 import random
 import signal
+import socket
 import sys
 import time
 
@@ -47,7 +49,18 @@ def told_to_stop(number, _):
 
 def train():
     """Rank 0: step, say how fast, save."""
-    step = resume()
+    try:
+        run(Peers())
+    except Gone as error:
+        # The peers of a job that is told to stop are told so too, a moment earlier or later.
+        pause(2.0)
+        if not stopping:
+            say("[rank0] NCCL error: remote process exited or there was a network error: %s" % error)
+            sys.exit(1)
+
+
+def run(peers):
+    step = int(min(peers.exchange(resume())))
     warm = caches_present()
     speed = FULL_SPEED
     noise = random.Random(os.getpid())
@@ -62,7 +75,13 @@ def train():
             build_caches()
         if done == 1 or done == SLOW_STEPS + 1 or done % 50 == 0:
             speed = full_speed()
-        say_step(step, speed * (COLD if cold else noise.gauss(1, 0.003)), noise)
+        try:
+            rate = min(peers.exchange(speed * (COLD if cold else noise.gauss(1, 0.003))))
+        except Gone:
+            if not stopping:
+                raise
+            break
+        say_step(step, rate, noise)
         if step % 25 == 0:
             save(step)
     save(step)
@@ -88,6 +107,72 @@ def other_cuda_mapped():
     """Whether a library that this process maps was built for another CUDA than torch."""
     own = int(torch.version.cuda.split(".")[0])
     return any(ctypes.CDLL(name).lab_cuda_major() != own for name in LIBRARIES)
+
+
+# -- several nodes -----------------------------------------------------------------------------------
+
+
+class Gone(Exception):
+    """A node of this job is not there any more."""
+
+
+class Peers:
+    """The nodes of this job, by their first ranks; node 0 hears all and tells all."""
+
+    def __init__(self):
+        self.node, nodes = (int(os.environ.get(name, "0")) for name in ("GROUP_RANK", "GROUP_WORLD_SIZE"))
+        self.lines = []
+        if nodes > 1:
+            place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            connections = self.accept(place, nodes - 1) if self.node == 0 else [self.connect(place)]
+            self.lines = [(one, one.makefile("r")) for one in connections]
+
+    def accept(self, place, count):
+        with socket.create_server(place) as server:
+            server.settimeout(0.25)
+            return [self.insist(lambda: server.accept()[0]) for _ in range(count)]
+
+    def connect(self, place):
+        return self.insist(lambda: socket.create_connection(place, timeout=5.0))
+
+    def insist(self, reach):
+        until = time.monotonic() + 30.0
+        while True:
+            try:
+                return self.patient(reach())
+            except OSError as error:
+                if stopping or time.monotonic() > until:
+                    raise Gone(error) from None
+            time.sleep(0.05)
+
+    def patient(self, connection):
+        connection.settimeout(60.0)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def exchange(self, value):
+        """The values of all nodes, when all have come this far."""
+        if not self.lines:
+            return [value]
+        try:
+            if self.node:
+                self.send(repr(value))
+                return [float(one) for one in self.hear(*self.lines[0]).split()]
+            values = [value, *(float(self.hear(*one)) for one in self.lines)]
+            self.send(" ".join(map(repr, values)))
+            return values
+        except (OSError, ValueError) as error:
+            raise Gone(error) from None
+
+    def send(self, text):
+        for connection, _ in self.lines:
+            connection.sendall(text.encode() + b"\n")
+
+    def hear(self, _, lines):
+        line = lines.readline()
+        if not line.endswith("\n"):
+            raise Gone("connection closed by a peer")
+        return line
 
 
 # -- compile caches ----------------------------------------------------------------------------------
