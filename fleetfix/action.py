@@ -45,6 +45,19 @@ class Measurement(Value):
     steps: int
 
 
+class Exhibit(Value):
+    """One thing that a host says of itself: its text, or why there is none.
+
+    `lacks` says that this host has no such thing; `failed` that it should have, and gives no answer.
+    """
+
+    name: str
+    text: str = ""
+    cut: bool = False
+    lacks: str = ""
+    failed: str = ""
+
+
 class Verdict(Value):
     """What a check found. `unknown` never counts as pass.
 
@@ -58,6 +71,8 @@ class Verdict(Value):
     final: bool = False
     unsound: bool = False
     measured: Measurement | None = None
+    exhibits: tuple[Exhibit, ...] = ()
+    """What is to be kept of the host on the controller, for people to read later."""
 
 
 Planned = Mapping[str, tuple[Change, ...]]
@@ -105,6 +120,8 @@ class Check(Value, Generic[Facts]):
     modules: ClassVar[tuple[str, ...]]
     unproven: ClassVar[bool] = False
     """True where a sound repair stays although this check did not pass (throughput)."""
+    surveyed: ClassVar[bool] = True
+    """False where to look is the work itself: it is done at its turn, and not to plan."""
 
     @property
     def makes_baseline(self) -> bool:

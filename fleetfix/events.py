@@ -135,6 +135,30 @@ class StepStarted(Value):
     attempt: int = 1
 
 
+class EvidenceFile(Value):
+    """One file of evidence on the controller."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class EvidenceKept(Value):
+    """What a host said of itself is kept on the controller, durably, before the step goes on."""
+
+    kind: Literal["evidence_kept"] = "evidence_kept"
+    host: str
+    step: str
+    folder: str
+    files: tuple[EvidenceFile, ...] = ()
+    cut: tuple[str, ...] = ()
+    """Items of which only a part is kept."""
+    missing: tuple[str, ...] = ()
+    """Items that should be there and gave no answer, each with its reason."""
+    lacking: tuple[str, ...] = ()
+    """Items that this host does not have, each with its reason."""
+
+
 class StepWaited(Value):
     """A check did not hold yet and is asked again within its time."""
 
@@ -264,6 +288,7 @@ Event = Annotated[
     | WaveStarted
     | HostStarted
     | StepStarted
+    | EvidenceKept
     | StepWaited
     | ChangeStarted
     | ChangeFinished

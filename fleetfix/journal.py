@@ -14,11 +14,12 @@ import os
 import sqlite3
 import statistics
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fleetfix import evidence_folder
 from fleetfix.action import Measurement
 from fleetfix.errors import JournalError
 from fleetfix.events import EVENT, HostFinished, Record, RunFinished, RunStarted, StepFinished
@@ -156,6 +157,15 @@ class Journal:
                         measured.model_dump_json(),
                     ),
                 )
+
+    def keep_evidence(self, run: str, host: str, step: str, files: Mapping[str, bytes]) -> str:
+        """Keep files of a host beside the journal, durably, and say in which folder."""
+        try:
+            return str(evidence_folder.keep(self.folder, run, host, step, files))
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            message = f"evidence cannot be kept in {self.folder}: {reason}"
+            raise JournalError(message, hint=_ELSEWHERE) from error
 
     @contextlib.contextmanager
     def drive(self, run: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ from fleetfix.events import (
     ChangeShown,
     ChangeStarted,
     ChangeUndone,
+    EvidenceKept,
     HostConnected,
     HostFinished,
     HostLost,
@@ -72,6 +73,7 @@ class HostState:
     rolling_back: bool = False
     first_failure: Failure | None = None
     finished: HostFinished | None = None
+    evidence: tuple[EvidenceKept, ...] = ()
 
     @property
     def outcome(self) -> Outcome | None:
@@ -151,6 +153,7 @@ HostEvent = (
     | HostPlanned
     | HostStarted
     | StepStarted
+    | EvidenceKept
     | StepWaited
     | ChangeStarted
     | ChangeFinished
@@ -177,6 +180,8 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
             return replace(host, started=True)
         case StepStarted():
             return replace(host, step=event.step, doing="")
+        case EvidenceKept():
+            return replace(host, evidence=(*host.evidence, event))
         case StepWaited() | HostSaid():
             return replace(host, doing=event.reason if isinstance(event, StepWaited) else event.text)
         case ChangeStarted():

@@ -15,6 +15,7 @@ from fleetfix.scalars import written
 from fleetfix.substitution import Lookup, Reference, references, substitute
 
 OnFailure = Literal["rollback", "stop", "continue"]
+Evidence = Literal["none", "light", "full", "best_effort"]
 StepId = Annotated[str, *like(r"[a-z][a-z0-9_-]{0,39}", "an id of small letters, digits, - and _")]
 
 
@@ -53,6 +54,10 @@ class Controls(Value):
     on_failure: OnFailure | None = None
     as_user: Annotated[str, *like(r"[^\s:/]+", "the name of a user")] | None = None
     """The user as whom a `shell` or `command` runs on the host; null is the one who logs in, or root."""
+    evidence: Evidence | None = None
+    """What is kept of the host, on the controller, before the first change: none, light or full. A step
+    whose evidence cannot be had does not begin; best_effort is light, and goes on with what there is.
+    null is light before a change that nothing brings back, and none before others."""
     barrier: bool = False
 
 

@@ -28,6 +28,7 @@ KINDS: dict[str, str] = {
     "torch_loads": "TorchLoads",
     "job_libs": "JobLibs",
     "throughput": "Throughput",
+    "collect": "Collect",
 }
 """Each kind with the name of its class."""
 

@@ -13,10 +13,13 @@ from fleetfix.session import Session
 
 
 class Memory(Protocol):
-    """What the controller remembers from earlier runs."""
+    """What the controller remembers from earlier runs, and keeps of this one for people to read."""
 
     def baseline(self, job: str) -> Measurement | None:
         """The last proven rate of a job, by its key."""
+
+    def keep_evidence(self, run: str, host: str, step: str, files: Mapping[str, bytes]) -> str:
+        """Keep files of a host durably, and say in which folder. Raises JournalError."""
 
 
 @dataclass

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fleetfix.action import Action, AnyAction, AnyCheck, Check, Measurement, Plan, Verdict
 from fleetfix.commands import RISK_ORDER, Change, Completed
+from fleetfix.engine import evidence
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.errors import Failure, HostError
@@ -110,6 +111,9 @@ class StepRun:
         if surprise:
             message = f"the host is no longer as planned: {surprise}"
             return StepEnd("failed", message, Failure(kind="stale_plan", message=message))
+        lacking = await evidence.keep_before(self.context, self.line, self.host, self.step, plan)
+        if lacking is not None:
+            return StepEnd("blocked", lacking.message, lacking)
         failure = await self._apply(plan, attempt)
         if failure is not None:
             return StepEnd("failed", failure.message, failure)
@@ -193,7 +197,7 @@ class StepRun:
             verdict = await self._verdict(check)
             passes = passes + 1 if verdict.result == "pass" else 0
             if verdict.result == "skipped" or passes >= self.step.consecutive:
-                return _judged(check, verdict)
+                return await self._kept(verdict) or _judged(check, verdict)
             late = self.context.clock.now() >= until or self.context.interrupts.times > 0
             if verdict.result != "pass" and (late or verdict.final):
                 return _judged(check, verdict)
@@ -201,6 +205,13 @@ class StepRun:
                 said = verdict.reason
                 self.context.recorder.record(StepWaited(host=self.host, step=self.step.id, reason=said))
             await self.context.pause(self.step.every)
+
+    async def _kept(self, verdict: Verdict) -> StepEnd | None:
+        """Keep what the check has collected; an end where that fails."""
+        if not verdict.exhibits:
+            return None
+        failure = await evidence.keep(self.context, self.host, self.step.id, verdict.exhibits)
+        return None if failure is None else StepEnd("failed", failure.message, failure)
 
     async def _verdict(self, check: AnyCheck) -> Verdict:
         try:

@@ -82,6 +82,8 @@ def _end_dry(visit: Visit, ends: Ends) -> None:
 def is_asked(step: Step) -> bool:
     """Whether the survey asks a step. A check of what an earlier step did has nothing to look at yet:
     to ask it would, for one, import torch beside the training that still runs."""
+    if isinstance(step.act, Check) and not step.act.surveyed:
+        return False
     return not step.elsewhere and (isinstance(step.act, Action) or not step.when_changed)
 
 

@@ -8,6 +8,7 @@ from fleetfix.events import (
     ChangeFinished,
     ChangeStarted,
     ChangeUndone,
+    EvidenceKept,
     HostConnected,
     HostFinished,
     HostLost,
@@ -22,7 +23,7 @@ from fleetfix.events import (
 from fleetfix.hostset import HostSet
 from fleetfix.runs import RunRow
 from fleetfix.state import RunState
-from fleetfix.views.amounts import duration, rate, unit, when
+from fleetfix.views.amounts import duration, rate, size, unit, when
 from fleetfix.views.grouping import counted, fold
 from fleetfix.views.neutral import many_lines, one_line
 from fleetfix.views.paint import PLAIN, Paint
@@ -122,6 +123,13 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
             yield from _change_finished(event, paint)
         case StepFinished():
             yield _step_finished(event, paint, touched=touched)
+        case EvidenceKept():
+            yield f"  evidence kept in {one_line(event.folder)}:"
+            for file in event.files:
+                part = ", a part of it" if file.name.removesuffix(".txt") in event.cut else ""
+                yield f"    {file.name} ({size(file.bytes)}{part}, sha256 {file.sha256[:16]})"
+            yield from (f"    {paint('warn', 'missing')} {one_line(one)}" for one in event.missing)
+            yield from (f"    not here {one_line(one)}" for one in event.lacking)
         case HostSaid():
             yield f"  {event.step}: {one_line(event.text)}" if event.step else one_line(event.text)
         case RollbackStarted():

@@ -10,6 +10,7 @@ from fleetfix.events import (
     ChangeFinished,
     ChangeStarted,
     ChangeUndone,
+    EvidenceKept,
     HostFinished,
     HostPlanned,
     HostSaid,
@@ -55,6 +56,8 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
             return paint("warn", interrupted(event.signal, event.times))
         case HostFinished():
             return _finished(event, state, paint)
+        case EvidenceKept():
+            return f"{event.host} {event.step}: evidence kept in {one_line(event.folder)}"
         case RollbackStarted():
             return f"{event.host} {paint('warn', 'going back')}: {one_line(event.reason)}"
         case ChangeUndone():

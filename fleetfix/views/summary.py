@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from posixpath import dirname
 
 from fleetfix.action import Measurement
 from fleetfix.events import GOOD, Outcome
@@ -42,6 +43,7 @@ def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
     if state.halted:
         lines.append(paint("bad", f"halted: {one_line(state.halted)}"))
     lines += _speeds(state)
+    lines += _evidence(state)
     if code != 0:
         lines += _ways_on(state)
     lines.append(last_line(state, code, paint=paint))
@@ -206,6 +208,22 @@ def _median(side: list[Measurement]) -> Measurement | None:
         return None
     middle = statistics.median_low(one.rate for one in side)
     return next(one for one in side if one.rate == middle)
+
+
+# -- evidence ---------------------------------------------------------------------------------------
+
+
+def _evidence(state: RunState) -> Iterator[str]:
+    """Where evidence lies, and what could not be had; each host has a folder of its own there."""
+    kept = [host for host in state.hosts.values() if host.evidence]
+    if not kept:
+        return
+    first = kept[0].evidence[0].folder
+    where = first if len(kept) == 1 else f"{dirname(dirname(first))}/HOST"
+    yield f"{'evidence':<16} {counted(HostSet(host.name for host in kept))}: in {one_line(where)}"
+    gone = [(host.name, one_line(item)) for host in kept for one in host.evidence for item in one.missing]
+    for one in group(gone)[:MESSAGES]:
+        yield f"{'':<16} {counted(one.hosts)} without {one.text}"
 
 
 # -- what to do next ------------------------------------------------------------------------------

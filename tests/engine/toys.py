@@ -110,6 +110,7 @@ def toy_host(**world: Any) -> ScriptedHost:
     host.on("toy.get", lambda args, world: world.get(args["name"]))
     host.on("toy.set", _set)
     host.on("toy.commit", None)
+    host.on("evidence.take", {"packed": "", "cut": False, "lacks": "a toy has none"})
     return host
 
 
@@ -139,6 +140,8 @@ class Shelf:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.fails_at: int | None = None
+        self.kept: dict[tuple[str, str, str], bytes] = {}
+        """Evidence, by host, step and name."""
 
     def append(self, records: Sequence[Record]) -> None:
         self.records += records
@@ -146,6 +149,10 @@ class Shelf:
     def baseline(self, job: str) -> Measurement | None:
         del job
         return None
+
+    def keep_evidence(self, run: str, host: str, step: str, files: Mapping[str, bytes]) -> str:
+        self.kept.update({(host, step, name): content for name, content in files.items()})
+        return f"/kept/{run}/{host}/{step}"
 
     @property
     def events(self) -> list[Event]:

@@ -15,6 +15,7 @@ import pytest
 
 from fleetfix.actions.compile_caches import CompileCaches
 from fleetfix.actions.throughput import Throughput
+from fleetfix.domain.evidence import FULL
 from fleetfix.remote import procs
 from tests.unit.gpu_host import GpuHost
 
@@ -115,6 +116,8 @@ def asked(venv: Path) -> list[tuple[str, dict[str, Any]]]:
         ("jobs.state", {"step": "stop"}),
         ("mapped.libraries", {}),
         ("shell.check", {"argv": ["true"]}),
+        ("shell.account", {"user": "root"}),
+        *(("evidence.take", {"item": item}) for item in FULL),
     ]
 
 

@@ -60,7 +60,12 @@ def answer(words):
     for option in ("--query-gpu", "--query-compute-apps"):
         if option in options:
             return query(option, options, gpus)
-    table(gpus)
+    if "-q" in options or "--query" in options:
+        tell_all(gpus)
+    elif "topo" in options:
+        topology(gpus)
+    else:
+        table(gpus)
     return 0
 
 
@@ -222,6 +227,36 @@ APP_FIELDS = {
     "used_gpu_memory": (lambda row: BUSY, "MiB"),
     "used_memory": (lambda row: BUSY, "MiB"),
 }
+
+
+def tell_all(gpus):
+    """A part of what `nvidia-smi -q` says: enough to look the same at a glance."""
+    print("\n==============NVSMI LOG==============\n")
+    head = (("Timestamp", time.strftime("%a %b %e %H:%M:%S %Y")), ("Driver Version", DRIVER))
+    for name, value in (*head, ("CUDA Version", CUDA), ("Attached GPUs", len(gpus))):
+        print("%-50s: %s" % (name, value))
+    for gpu in gpus:
+        print("\nGPU %s" % gpu["bus"])
+        rows = (
+            ("Product Name", "gpu_name"),
+            ("GPU UUID", "uuid"),
+            ("Persistence Mode", "persistence_mode"),
+        )
+        rows += (("Performance State", "pstate"), ("MIG Mode", "mig.mode.current"), ("Used", "memory.used"))
+        for name, field in rows:
+            value, unit = GPU_FIELDS[field]
+            print("    %-46s: %s" % (name, ("%s %s" % (value(gpu), unit)).strip()))
+        for pid, name in gpu["holders"]:
+            print("        %-42s: %d" % ("Process ID", pid))
+            print("            %-38s: %s" % ("Name", name))
+
+
+def topology(gpus):
+    names = ["GPU%d" % gpu["index"] for gpu in gpus]
+    print("\t" + "\t".join(names))
+    for row in names:
+        print("\t".join([row] + [" X " if row == column else "NV18" for column in names]))
+
 
 RULE = "+" + "-" * 89 + "+"
 THREE = "+".join(("", "-" * 41, "-" * 24, "-" * 22, ""))
