@@ -41,6 +41,12 @@ GOOD: frozenset[Outcome] = frozenset({"ok", "changed", "pending", "skipped"})
 StepResult = Literal["ok", "changed", "skipped", "failed", "unknown", "blocked"]
 
 
+def one_machine(machine_id: str, boot_id: str) -> str:
+    """Name a machine while it runs, whatever its names: clones share a machine id, but no boot. Empty
+    where it does not tell both."""
+    return f"{machine_id}/{boot_id}" if machine_id and boot_id else ""
+
+
 class ChangeShown(Value):
     """A change as it is shown and recorded: all of it but the calls."""
 
@@ -74,6 +80,12 @@ class RunStarted(Value):
     """The hosts of the run, folded, that a step counts on, by step id, where it is not all of them."""
     plan: str = ""
     """The dry run whose saved plan this run applies."""
+    strata: dict[str, str] = Field(default_factory=dict)
+    """Host by host, the values by which the policy divides the fleet: `sku=h100`."""
+    last: dict[str, str] = Field(default_factory=dict)
+    """Hosts that go after all others, each with the reason."""
+    controller_machine: str = ""
+    """The controller's own machine, as `machine` names one; empty where it does not know."""
 
 
 class HostConnected(Value):
@@ -85,11 +97,17 @@ class HostConnected(Value):
     machine_id: str = ""
     durable: bool = True
 
+    @property
+    def machine(self) -> str:
+        return one_machine(self.machine_id, self.boot_id)
+
 
 class HostLost(Value):
     kind: Literal["host_lost"] = "host_lost"
     host: str
     failure: Failure
+    by_controller: bool = False
+    """It was the controller's network that was lost, and not this host."""
 
 
 class StepPlanned(Value):
@@ -112,6 +130,15 @@ class HostPlanned(Value):
     kind: Literal["host_planned"] = "host_planned"
     host: str
     pending: bool
+
+
+class CohortFormed(Value):
+    """Hosts that go together: one unit of canary, batch and rollback. Recorded before the first wave."""
+
+    kind: Literal["cohort_formed"] = "cohort_formed"
+    name: str
+    hosts: tuple[str, ...]
+    why: str = ""
 
 
 class WaveStarted(Value):
@@ -261,6 +288,39 @@ class RunHalted(Value):
     reason: str
 
 
+class BreakerTripped(Value):
+    """Something went wrong that other hosts would suffer too: no run may change hosts of this inventory
+    until somebody has looked and reset the breaker. The run itself is halted by it."""
+
+    kind: Literal["breaker_tripped"] = "breaker_tripped"
+    reason: str
+
+
+class SoakStarted(Value):
+    """The hosts of the wave before have ended, and are left alone for a while before the next begins."""
+
+    kind: Literal["soak_started"] = "soak_started"
+    wave: str
+    """The wave that soaks."""
+    seconds: float
+
+
+class NetworkLost(Value):
+    """So many of the open sessions dropped at once that it is the controller's network. Nothing is begun
+    until they are back."""
+
+    kind: Literal["network_lost"] = "network_lost"
+    dropped: int
+    open: int
+
+
+class NetworkReturned(Value):
+    """Enough sessions are back: the run goes on. `seconds` is how long it was paused."""
+
+    kind: Literal["network_returned"] = "network_returned"
+    seconds: float
+
+
 class RunInterrupted(Value):
     kind: Literal["run_interrupted"] = "run_interrupted"
     signal: str
@@ -285,6 +345,7 @@ Event = Annotated[
     | HostLost
     | StepPlanned
     | HostPlanned
+    | CohortFormed
     | WaveStarted
     | HostStarted
     | StepStarted
@@ -299,6 +360,10 @@ Event = Annotated[
     | RollbackFinished
     | HostFinished
     | RunHalted
+    | BreakerTripped
+    | SoakStarted
+    | NetworkLost
+    | NetworkReturned
     | RunInterrupted
     | RunFinished
     | RunRolledBack,

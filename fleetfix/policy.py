@@ -81,6 +81,7 @@ def _some(share: Share) -> Share:
 
 
 Size = Annotated[Share, AfterValidator(_some)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 def _one_or_many(value: object) -> object:
@@ -92,6 +93,8 @@ class Policy(Value):
 
     canary: int = Field(default=1, ge=0)
     """The first hosts with something to do; alone, and before all others."""
+    strata: tuple[VariableName, ...] = ()
+    """Host variables, such as `sku`; the canary takes its number of hosts for each of their values."""
     batch: Annotated[tuple[Size, ...], BeforeValidator(_one_or_many), Field(min_length=1)] = Field(
         default=(Share(None, 25.0),), json_schema_extra={"default": ["25%"]}
     )
@@ -102,6 +105,10 @@ class Policy(Value):
     """Touched hosts that may end badly before no further host is started."""
     max_unreachable: Share = Share(None, 10.0)
     """Hosts that may be unreachable or blocked before anything was changed."""
+    max_unavailable: Share | None = None
+    """Hosts that may be out of service at the same time, of all hosts of the run; none: no limit. Those
+    count that cannot be reached, are blocked, have their job stopped or were not brought back, and those
+    at work until they end."""
     soak: Seconds = 0.0
     """Seconds between one batch and the next."""
     on_unproven: Literal["halt", "count"] = "halt"

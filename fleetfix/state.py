@@ -11,10 +11,12 @@ from fleetfix.action import Measurement
 from fleetfix.errors import Failure
 from fleetfix.events import (
     GOOD,
+    BreakerTripped,
     ChangeFinished,
     ChangeShown,
     ChangeStarted,
     ChangeUndone,
+    CohortFormed,
     EvidenceKept,
     HostConnected,
     HostFinished,
@@ -22,6 +24,8 @@ from fleetfix.events import (
     HostPlanned,
     HostSaid,
     HostStarted,
+    NetworkLost,
+    NetworkReturned,
     Outcome,
     Record,
     RollbackFinished,
@@ -31,6 +35,7 @@ from fleetfix.events import (
     RunInterrupted,
     RunRolledBack,
     RunStarted,
+    SoakStarted,
     StepFinished,
     StepPlanned,
     StepStarted,
@@ -59,6 +64,8 @@ class HostState:
     connected: bool = False
     durable: bool = True
     boot_id: str = ""
+    machine: str = ""
+    """Which machine it is, by its own word; two names may mean one."""
     pending: bool | None = None
     """None until it is planned."""
     started: bool = False
@@ -74,6 +81,8 @@ class HostState:
     first_failure: Failure | None = None
     finished: HostFinished | None = None
     evidence: tuple[EvidenceKept, ...] = ()
+    lost_by_controller: bool = False
+    """Its session went with the controller's network: that counts against nobody."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -105,8 +114,14 @@ class RunState:
     began_at: float = 0.0
     ended_at: float | None = None
     hosts: dict[str, HostState] = field(default_factory=dict)
+    cohorts: dict[str, str] = field(default_factory=dict)
+    """The cohort of each host that is in one."""
     waves: tuple[WaveStarted, ...] = ()
+    paused: bool = False
+    """The controller's network is lost: nothing is begun until it is back."""
     halted: str | None = None
+    tripped: str | None = None
+    """Why the breaker tripped in this run; it is halted then, too."""
     interrupted: int = 0
     exit: int | None = None
     rolled_back_exit: int | None = None
@@ -128,10 +143,20 @@ def after(state: RunState, record: Record) -> RunState:
         case RunStarted():
             hosts = {name: HostState(name) for name in event.hosts}
             return replace(state, run=record.run, started=event, began_at=record.at, hosts=hosts)
+        case CohortFormed():
+            return replace(state, cohorts=state.cohorts | dict.fromkeys(event.hosts, event.name))
         case WaveStarted():
             return replace(state, waves=(*state.waves, event))
+        case SoakStarted():
+            return state
+        case NetworkLost() | NetworkReturned():
+            return replace(state, paused=isinstance(event, NetworkLost))
         case RunHalted():
-            return replace(state, halted=state.halted or event.reason)
+            return replace(state, halted=state.halted or event.reason, paused=False)
+        case BreakerTripped():
+            return replace(
+                state, halted=state.halted or event.reason, tripped=state.tripped or event.reason
+            )
         case RunInterrupted():
             return replace(state, interrupted=max(state.interrupted, event.times))
         case RunFinished():
@@ -169,9 +194,20 @@ HostEvent = (
 def _host_after(host: HostState, event: HostEvent) -> HostState:
     match event:
         case HostConnected():
-            return replace(host, connected=True, durable=event.durable, boot_id=event.boot_id)
+            return replace(
+                host,
+                connected=True,
+                durable=event.durable,
+                boot_id=event.boot_id,
+                machine=event.machine,
+            )
         case HostLost():
-            return replace(host, connected=False, first_failure=host.first_failure or event.failure)
+            return replace(
+                host,
+                connected=False,
+                first_failure=host.first_failure or event.failure,
+                lost_by_controller=event.by_controller,
+            )
         case StepPlanned():
             return host.in_step(event.step, planned=event)
         case HostPlanned():

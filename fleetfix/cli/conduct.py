@@ -23,6 +23,7 @@ from fleetfix.cli.whole_file import require_place, write_whole
 from fleetfix.commands import Json
 from fleetfix.engine.fleetrun import Interrupts, Request, run_fleet
 from fleetfix.errors import DocumentError, PlaybookError, UsageError
+from fleetfix.events import one_machine
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host, Inventory
 from fleetfix.journal import Journal
@@ -31,6 +32,7 @@ from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder, View
 from fleetfix.runs import new_run_id
 from fleetfix.saved_plan import FORMAT, binding_of, save, written
+from fleetfix.spelling import hint_for
 from fleetfix.state import RunState
 from fleetfix.views.amounts import when
 from fleetfix.views.fit import fit
@@ -114,19 +116,33 @@ def prepare(order: Order) -> Request:
     settings = read_settings(order.settings)
     inventory = load_inventory(order.inventory)
     hosts = inventory.select(order.hosts, order.exclude)
+    policy = merged(playbook.policy, order.policy)
+    _require_strata(policy, hosts)
     return Request(
         run=new_run_id(playbook.name, datetime.now(UTC)),
         playbook=playbook,
         hosts=hosts,
         steps=bind(playbook, hosts, settings, inventory),
-        policy=merged(playbook.policy, order.policy),
+        policy=policy,
         inventory=lasting_name(inventory),
         settings=settings,
         dry=order.dry,
         operator=operator(),
         controller=socket.gethostname(),
         reason=order.reason,
+        machine=machine(),
     )
+
+
+def _require_strata(policy: Policy, hosts: Iterable[Host]) -> None:
+    """A variable that no host has divides nothing, and would leave strata without a canary unseen."""
+    known = {name for host in hosts for name in host.vars}
+    for name in policy.strata:
+        if name not in known:
+            raise PlaybookError(
+                f"policy.strata names {name}, and no host of the run has a variable of that name",
+                hint=hint_for(name, known) or f"give hosts or groups of the inventory vars: {{{name}: …}}",
+            )
 
 
 def bind(
@@ -182,6 +198,18 @@ def merged(policy: Policy, given: Mapping[str, object]) -> Policy:
         name = str(first["loc"][0]).replace("_", "-")
         why = first["msg"].removeprefix("Value error, ")
         raise UsageError(f"--{name} {first['input']!r}: {why}") from None
+
+
+def machine() -> str:
+    """The machine that this runs on, as events name one; empty where it has no such name."""
+    return one_machine(_line("/etc/machine-id"), _line("/proc/sys/kernel/random/boot_id"))
+
+
+def _line(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
 
 
 def operator() -> str:

@@ -75,6 +75,17 @@ MaxUnreachable = Annotated[
     str | None,
     typer.Option("--max-unreachable", metavar="SHARE", help="Hosts that may be unreachable or blocked."),
 ]
+MaxUnavailable = Annotated[
+    str | None,
+    typer.Option("--max-unavailable", metavar="SHARE", help="Hosts out of service at the same time."),
+]
+Soak = Annotated[
+    str | None, typer.Option("--soak", metavar="TIME", help="Time between one batch and the next, e.g. 5m.")
+]
+OnUnproven = Annotated[
+    str | None,
+    typer.Option("--on-unproven", metavar="halt|count", help="What a speed that is not proven does."),
+]
 Diff = Annotated[bool, typer.Option("--diff", "-D", help="Show what each change makes of what.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 YesHosts = Annotated[

@@ -31,6 +31,9 @@ def run(
     batch: options.Batch = None,
     max_failures: options.MaxFailures = None,
     max_unreachable: options.MaxUnreachable = None,
+    max_unavailable: options.MaxUnavailable = None,
+    soak: options.Soak = None,
+    on_unproven: options.OnUnproven = None,
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
@@ -46,7 +49,16 @@ def run(
             exclude=tuple(exclude or ()),
             inventory=inventory,
             settings=tuple(settings or ()),
-            policy=_policy(forks, canary, batch, max_failures, max_unreachable),
+            policy=_policy(
+                batch,
+                forks=forks,
+                canary=canary,
+                max_failures=max_failures,
+                max_unreachable=max_unreachable,
+                max_unavailable=max_unavailable,
+                soak=soak,
+                on_unproven=on_unproven,
+            ),
             dry=dry_run,
             reason=reason,
         ),
@@ -66,6 +78,9 @@ def plan(
     batch: options.Batch = None,
     max_failures: options.MaxFailures = None,
     max_unreachable: options.MaxUnreachable = None,
+    max_unavailable: options.MaxUnavailable = None,
+    soak: options.Soak = None,
+    on_unproven: options.OnUnproven = None,
     detailed_exitcode: Annotated[
         bool, typer.Option("--detailed-exitcode", help="Exit 6 where something would be changed.")
     ] = False,
@@ -86,7 +101,16 @@ def plan(
             exclude=tuple(exclude or ()),
             inventory=inventory,
             settings=tuple(settings or ()),
-            policy=_policy(forks, canary, batch, max_failures, max_unreachable),
+            policy=_policy(
+                batch,
+                forks=forks,
+                canary=canary,
+                max_failures=max_failures,
+                max_unreachable=max_unreachable,
+                max_unavailable=max_unavailable,
+                soak=soak,
+                on_unproven=on_unproven,
+            ),
             dry=True,
         ),
         Manner(diff=diff, json=json, detailed_exit=detailed_exitcode, out=Path(out) if out else None),
@@ -113,20 +137,7 @@ def apply(
     return apply_plan(file, Manner(diff=diff, json=json, yes=yes, yes_hosts=yes_hosts), reason)
 
 
-def _policy(
-    forks: int | None,
-    canary: int | None,
-    batch: list[str] | None,
-    max_failures: str | None,
-    max_unreachable: str | None,
-) -> dict[str, object]:
+def _policy(batch: list[str] | None, **given: object) -> dict[str, object]:
     """What the command line says over the playbook's own policy."""
     sizes = tuple(size for word in batch or () for size in word.split(","))
-    given = {
-        "forks": forks,
-        "canary": canary,
-        "batch": sizes or None,
-        "max_failures": max_failures,
-        "max_unreachable": max_unreachable,
-    }
-    return {key: value for key, value in given.items() if value is not None}
+    return {key: value for key, value in {"batch": sizes or None, **given}.items() if value is not None}

@@ -40,6 +40,8 @@ class Request:
     """The boot ids that the saved plan saw, by host."""
     plan: str = ""
     """The dry run that the saved plan came from."""
+    machine: str = ""
+    """The controller's own machine, as events name one; empty where it does not know."""
 
     def purpose(self) -> Purpose:
         return Purpose(

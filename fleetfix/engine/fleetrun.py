@@ -10,18 +10,21 @@ from fleetfix import __version__
 from fleetfix.engine.context import Clock, Interrupts, OpenSession, RealClock, Request, RunContext, Slots
 from fleetfix.engine.hostrun import HostRun
 from fleetfix.engine.line import Memory
-from fleetfix.engine.rollout import Finish, Halt, Start, Wait, decide
+from fleetfix.engine.rollout import Finish, Halt, Start, Trip, Wait, decide, surveying, to_begin
 from fleetfix.errors import Failure, JournalError
 from fleetfix.events import (
+    BreakerTripped,
     HostFinished,
     Outcome,
     RunFinished,
     RunHalted,
     RunInterrupted,
     RunStarted,
+    SoakStarted,
     WaveStarted,
 )
 from fleetfix.hostset import HostSet
+from fleetfix.order import known_to_go_last, same_machine, strata_of, with_a_turn
 from fleetfix.recorder import Recorder
 from fleetfix.session import open_session
 from fleetfix.state import RunState, exit_code
@@ -85,6 +88,9 @@ def _run_started(request: Request) -> RunStarted:
         reason=request.reason,
         only=_only(request),
         plan=request.plan,
+        strata=strata_of(request.policy, request.hosts),
+        last=known_to_go_last(request.hosts),
+        controller_machine=request.machine,
     )
 
 
@@ -109,6 +115,11 @@ class _Fleet:
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
         self._seen_interrupts = 0
+        self._surveyed = False
+        self._begun: set[str] = set()
+        """The hosts whose turn has come, also those that still wait for a slot."""
+        self._soaked = 0
+        """After how many waves it was waited last."""
 
     async def run(self) -> None:
         try:
@@ -125,49 +136,83 @@ class _Fleet:
         task.add_done_callback(self._ended.put_nowait)
 
     async def _decide_until_done(self) -> None:
-        policy = self._context.request.policy
+        recorder, policy = self._context.recorder, self._context.request.policy
         while True:
-            decision = decide(self._context.recorder.state, policy)
+            if not self._surveyed and not surveying(recorder.state):
+                self._surveyed = True
+                self._settle_survey()
+            decision = decide(recorder.state, policy)
             match decision:
                 case Start():
                     await self._start(decision)
                 case Halt():
-                    self._context.recorder.record(RunHalted(reason=decision.reason))
+                    recorder.record(RunHalted(reason=decision.reason))
+                case Trip():
+                    recorder.record(BreakerTripped(reason=decision.reason))
                 case Finish():
                     return
                 case Wait():
+                    self._begin_called()
                     if not await self._step():
                         return
 
+    def _settle_survey(self) -> None:
+        """Every host is planned: refuse what must not be done, and end or judge what needs nothing."""
+        state = self._context.recorder.state
+        for name, others in same_machine(state).items():
+            if state.hosts[name].finished is None:
+                self._runs[name].refuse(*_one_machine(name, others))
+        turns = with_a_turn(state)
+        for name, host in state.hosts.items():
+            if host.finished is not None:
+                continue
+            if self._context.request.dry:
+                self._runs[name].end_plan()
+            elif name not in turns and not state.interrupted:
+                self._begin(name, self._runs[name].check())
+
+    def _begin_called(self) -> None:
+        state, policy = self._context.recorder.state, self._context.request.policy
+        for name in to_begin(state, policy, self._begun):
+            self._begun.add(name)
+            self._begin(name, self._runs[name].mend())
+
     async def _start(self, wave: Start) -> None:
         recorder, policy = self._context.recorder, self._context.request.policy
-        if recorder.state.waves and policy.soak:
+        waves = recorder.state.waves
+        if waves and policy.soak and self._soaked < len(waves):
+            self._soaked = len(waves)
+            recorder.record(SoakStarted(wave=waves[-1].name, seconds=policy.soak))
             await self._soak(policy.soak)
-            if self._context.interrupts.times:
-                return
-        if not recorder.state.waves and not await self._consented():
+            return  # what happened meanwhile may have changed what comes next
+        if not waves and not await self._consented():
             recorder.record(RunHalted(reason="not confirmed"))
             return
         recorder.record(WaveStarted(name=wave.name, hosts=wave.hosts))
         await recorder.durable()
-        for name in wave.hosts:
-            self._begin(name, self._runs[name].mend())
 
     async def _consented(self) -> bool:
         """Ask, with the plan on the table, unless it was said beforehand."""
         return self._consent is None or await self._consent(self._context.recorder.state)
 
     async def _soak(self, seconds: float) -> None:
-        async with self._context.slots.taken():
-            await self._context.pause(seconds)
+        """Leave the fleet alone for so long; only the operator cuts it short."""
+        asleep = asyncio.ensure_future(self._context.clock.sleep(seconds))
+        try:
+            while not asleep.done() and not self._context.interrupts.times:
+                await self._step(asleep)
+        finally:
+            asleep.cancel()
 
-    async def _step(self) -> bool:
-        """Wait until a task ends or the operator interrupts. False when nothing is left to wait for."""
-        if not self._tasks:
+    async def _step(self, also: asyncio.Future[None] | None = None) -> bool:
+        """Wait until a task ends, the operator interrupts, or `also` is done. False when nothing is left
+        to wait for."""
+        if not self._tasks and also is None:
             return False
         stop = asyncio.ensure_future(self._context.interrupts.more_than(self._seen_interrupts))
         ended = asyncio.ensure_future(self._ended.get())
-        await asyncio.wait({stop, ended}, return_when=asyncio.FIRST_COMPLETED)
+        waited: set[asyncio.Future[Any]] = {stop, ended} | ({also} if also is not None else set())
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         self._note_interrupts()
         if ended.done():
@@ -193,9 +238,6 @@ class _Fleet:
         name = self._tasks.pop(task)
         error = None if task.cancelled() else task.exception()
         if error is None:
-            host = self._context.recorder.state.hosts[name]
-            if host.pending is False and host.finished is None and not task.cancelled():
-                self._begin(name, self._runs[name].check())
             return
         if not isinstance(error, Exception) or isinstance(error, JournalError):
             raise error
@@ -221,3 +263,12 @@ class _Fleet:
             self._context.recorder.record(
                 HostFinished(host=name, outcome=outcome, reason=reason, failure=failure)
             )
+
+
+def _one_machine(name: str, others: HostSet) -> tuple[str, str]:
+    """Why a machine that has two names in this run is not worked on, and what to do."""
+    both = HostSet([name]) | others
+    return (
+        f"{both} are one machine, by machine id and boot: it would be changed more than once at a time",
+        "name it once; where they are containers of one image, give each an /etc/machine-id of its own",
+    )

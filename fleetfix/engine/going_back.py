@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+from fleetfix.engine.breaker import rollback_failed
 from fleetfix.engine.context import OpenSession
 from fleetfix.engine.rollback import undo_all
 from fleetfix.errors import Failure, HostError, JournalError
-from fleetfix.events import HostConnected, HostFinished, HostSaid, Outcome, RollbackStarted, RunRolledBack
+from fleetfix.events import (
+    BreakerTripped,
+    HostConnected,
+    HostFinished,
+    HostSaid,
+    Outcome,
+    RollbackStarted,
+    RunRolledBack,
+)
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
 from fleetfix.session import Purpose, open_session
@@ -42,6 +51,8 @@ async def roll_back(
                 group.create_task(one(host))
     except* JournalError as errors:
         raise errors.exceptions[0] from None
+    if (reason_to_trip := rollback_failed(recorder.state)) is not None:
+        recorder.record(BreakerTripped(reason=reason_to_trip))
     recorder.record(RunRolledBack(exit=_exit_after_rollback(recorder.state, hosts)))
     await recorder.durable()
     return recorder.state

@@ -14,11 +14,11 @@ from fleetfix.commands import Json
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.ends import Ends
 from fleetfix.engine.phases import StepEnd, StepRun
-from fleetfix.engine.rollout import why_not_begin
-from fleetfix.engine.survey import survey
+from fleetfix.engine.rollout import Trip, stops
+from fleetfix.engine.survey import end_dry, survey
 from fleetfix.engine.visit import Visit
 from fleetfix.errors import Failure, HostError
-from fleetfix.events import HostStarted, RunHalted, StepFinished
+from fleetfix.events import BreakerTripped, HostStarted, RunHalted, StepFinished
 from fleetfix.inventory import Host
 from fleetfix.playbook import Step
 
@@ -40,6 +40,14 @@ class HostRun:
                 await survey(self._visit, self._ends)
             except HostError as error:
                 self._ends.give_up(error.failure, "plan" if self._visit.connected else "connect")
+
+    def end_plan(self) -> None:
+        """End a host of a dry run: it was planned, and so were all others."""
+        end_dry(self._visit, self._ends)
+
+    def refuse(self, message: str, hint: str = "") -> None:
+        """End a host that was planned, and that may not be worked on as this run is."""
+        self._ends.finish("blocked", message, Failure(kind="blocked", message=message, hint=hint))
 
     async def check(self) -> None:
         """Judge the checks of a host that has nothing to do; nothing is touched."""
@@ -75,16 +83,20 @@ class HostRun:
             except asyncio.CancelledError:
                 await self._ends.cancelled()
                 raise
-        if not self._visit.is_open:
+        if self._context.request.dry or not self._visit.is_open:
             await self.close()
 
     def _why_not_begin(self) -> str | None:
         """Why this host may not be begun any more. Whoever finds that the run is to halt says so."""
         state = self._context.recorder.state
-        why_not = why_not_begin(state, self._context.request.policy)
-        if why_not is not None and not state.interrupted and state.halted is None:
-            self._context.recorder.record(RunHalted(reason=why_not))
-        return why_not
+        stop = stops(state, self._context.request.policy)
+        if isinstance(stop, Trip):
+            self._context.recorder.record(BreakerTripped(reason=stop.reason))
+        elif stop is not None and not state.interrupted and state.halted is None:
+            self._context.recorder.record(RunHalted(reason=stop.reason))
+        if state.interrupted:
+            return "interrupted"
+        return None if stop is None else stop.reason
 
     async def _mend(self) -> None:
         session = await self._visit.connect()

@@ -31,8 +31,6 @@ async def survey(visit: Visit, ends: Ends) -> None:
         failure, step = stands_against
         return ends.finish(outcome_of("plan", failure.kind), failure.message, failure, step)
     visit.context.recorder.record(HostPlanned(host=visit.host.name, pending=visit.pending))
-    if visit.context.request.dry:
-        _end_dry(visit, ends)
     return None
 
 
@@ -71,7 +69,7 @@ def _stale_since_saved(visit: Visit) -> Failure | None:
     )
 
 
-def _end_dry(visit: Visit, ends: Ends) -> None:
+def end_dry(visit: Visit, ends: Ends) -> None:
     """A dry run has no more to do here: it says what would be."""
     failing = [one.verdict for one in visit.foreseen.values() if one.verdict]
     reasons = [verdict.reason for verdict in failing if verdict.result == "fail"]

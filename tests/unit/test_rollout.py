@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetfix.engine.rollout import Finish, Halt, Start, Wait, decide
+from fleetfix.engine.rollout import Finish, Halt, Start, Trip, Wait, decide
 from fleetfix.events import (
     GOOD,
+    BreakerTripped,
     Event,
     HostFinished,
     HostPlanned,
@@ -125,7 +126,7 @@ def test_a_budget_of_one_bears_one_failure_and_not_two() -> None:
     assert "2 hosts failed, at most 1" in decision.reason
 
 
-@pytest.mark.parametrize("outcome", ["rollback_failed", "in_doubt", "unproven"])
+@pytest.mark.parametrize("outcome", ["in_doubt", "unproven"])
 def test_an_alarming_host_halts_at_once(outcome: Outcome) -> None:
     policy = Policy(max_failures=Share.parse("100%"))
     assert isinstance(decide(after_canary(policy, outcome), policy), Halt)
@@ -198,7 +199,7 @@ def test_laws_of_every_rollout(fleet: list[tuple[str, Outcome]], policy: Policy)
                 events.append(HostFinished(host=host, outcome="ok"))
     pending = [h for h, (survey, _) in zip(hosts, fleet, strict=True) if survey == "pending"]
     begun: list[str] = []
-    halted = False
+    halted = tripped = False
     for _ in range(len(fleet) + 3):
         decision = decide(state_of(*events), policy)
         assert decision == decide(state_of(*events), policy)
@@ -208,6 +209,11 @@ def test_laws_of_every_rollout(fleet: list[tuple[str, Outcome]], policy: Policy)
             assert not halted
             halted = True
             events.append(RunHalted(reason=decision.reason))
+            continue
+        if isinstance(decision, Trip):
+            assert not tripped
+            halted = tripped = True
+            events.append(BreakerTripped(reason=decision.reason))
             continue
         assert isinstance(decision, Start), "with every host planned and none running there is no waiting"
         assert not halted, "a halted run starts nothing"
