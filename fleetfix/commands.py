@@ -8,6 +8,7 @@ commands.
 from __future__ import annotations
 
 import re
+import signal
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -148,3 +149,33 @@ class Completed(Value):
             return self.value
         message = "the call began, and nothing tells how it ended" if self.in_doubt else f"exit {self.exit}"
         raise HostError(self.failure or Failure(kind="command", message=message))
+
+
+class Execute(Value):
+    """A command of the operator's own, run as it is said: no plan, no record on the host, no undo.
+
+    `argv` are the program and its arguments, or, with `script`, the script's arguments: the script is
+    run by the program that its first line names, by `/bin/sh` where it names none. `fed` says that input
+    is given; its stdin is closed otherwise. Without a `timeout` (seconds) it may take as long as it likes.
+    """
+
+    argv: tuple[str, ...] = ()
+    script: bytes | None = None
+    fed: bool = False
+    timeout: Annotated[float, Field(gt=0)] | None = None
+
+
+class Ended(Value):
+    """How such a command ended: its exit code, negative for a signal, None where `failure` says why."""
+
+    exit: int | None = None
+    seconds: float = 0.0
+    failure: Failure | None = None
+
+
+def said_of_exit(code: int) -> str:
+    """Say an exit code as people do: `exit 3`, or `killed by SIGKILL` for a negative one."""
+    if code >= 0:
+        return f"exit {code}"
+    known = -code in signal.valid_signals()
+    return f"killed by {signal.Signals(-code).name}" if known else f"killed by signal {-code}"

@@ -7,6 +7,8 @@ is kept until it is answered, so that it can be asked again on a new connection:
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
 import itertools
 import math
@@ -22,9 +24,9 @@ from weakref import WeakKeyDictionary
 from pydantic import ValidationError
 
 from fleetfix import protocol
-from fleetfix.commands import Call, Change, Completed, Json, Read
+from fleetfix.commands import Call, Change, Completed, Ended, Execute, Json, Read
 from fleetfix.errors import Failure, HostError
-from fleetfix.session import HostInfo, Opening, Past, Purpose, host_error
+from fleetfix.session import Feed, HostInfo, Opening, Past, Purpose, Stream, Take, host_error
 
 if TYPE_CHECKING:
     from fleetfix.inventory import Host
@@ -36,6 +38,8 @@ MOST_ITEMS = 10_000
 AT_ONCE = 8
 MARGIN = 30.0
 """Seconds that an answer may take beyond the deadlines that the host keeps."""
+AHEAD = 256 * 1024
+"""Bytes of input that are sent to a command before it has taken any."""
 PATIENCE = 60.0
 """Seconds that a change of a lost session may take on the host before the next one goes on."""
 
@@ -286,6 +290,40 @@ class Pending:
     future: asyncio.Future[Any]
     slots: list[Completed | None] = field(default_factory=list)
     items: list[Json] = field(default_factory=list)
+    streamed: Streamed | None = None
+    """Of a command whose output is on its way; it is asked for once, on one connection."""
+
+
+class Streamed:
+    """What has come of a command and is not taken yet, and what it may still be fed."""
+
+    def __init__(self, feed: Feed | None) -> None:
+        self.come: asyncio.Queue[tuple[Stream, bytes] | None] = asyncio.Queue()
+        self._feed = feed
+        self._offset = 0
+
+    def hear(self, host: str, frame: dict[str, Json]) -> None:
+        """Keep a piece of output. Raises HostError for what no runner sends."""
+        stream, text = frame.get("of"), frame["chunk"]
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            data = b""
+        if not data or stream not in ("out", "err") or self.come.qsize() > MOST_ITEMS:
+            message = f"{host}: the host sent what is no output of a command"
+            raise HostError(Failure(kind="bug", message=message))
+        self.come.put_nowait((stream, data))
+
+    def next_input(self, wanted: int) -> dict[str, Json] | None:
+        """The next piece of input as a frame; None once all of it is sent."""
+        if self._feed is None:
+            return None
+        data = self._feed(self._offset, wanted)
+        self._offset += len(data)
+        ended = len(data) < wanted
+        if ended:
+            self._feed = None
+        return {"op": "feed", "data": base64.b64encode(data).decode(), "end": ended}
 
 
 class Conversation:
@@ -366,6 +404,27 @@ class Conversation:
         frame = {"op": "end", "outcome": outcome, "keep_claim": keep_claim, "commit": commit}
         await self._request(frame, await self._recorded_calls() if commit else ())
 
+    async def execute(self, command: Execute, take: Take, feed: Feed | None = None) -> Ended:
+        script = command.script
+        frame = {
+            "op": "execute",
+            "argv": list(command.argv),
+            "script": None if script is None else base64.b64encode(script).decode(),
+            "fed": feed is not None,
+            "timeout": command.timeout,
+        }
+        streamed = Streamed(feed)
+        asking = asyncio.ensure_future(self._request(frame, (_STREAMING,), streamed=streamed))
+        # All output of a command comes before its end, in order.
+        asking.add_done_callback(lambda _: streamed.come.put_nowait(None))
+        try:
+            while (piece := await streamed.come.get()) is not None:
+                await take(*piece)
+                self._send_to(streamed, {"op": "taken", "bytes": len(piece[1])})
+            return _as_ended(await asking)
+        finally:
+            asking.cancel()
+
     async def cancel(self) -> tuple[str, ...]:
         return tuple(str(one) for one in await self._request({"op": "cancel"}))
 
@@ -388,15 +447,20 @@ class Conversation:
         *,
         limit: float | None = None,
         slots: int = 0,
+        streamed: Streamed | None = None,
     ) -> Any:
         if self._dead is not None:
             raise self._dead
         n = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         modules = tuple({one.module: None for one in calls})
-        pending = Pending({**frame, "n": n}, modules, future, [None] * slots)
+        pending = Pending({**frame, "n": n}, modules, future, [None] * slots, streamed=streamed)
+        if streamed is not None and self._contact is None:
+            raise _unreachable(self._host.name, "the connection is lost; the command was not begun")
         self._pending[n] = pending
         self._post(pending)
+        if streamed is not None and (piece := streamed.next_input(AHEAD)):
+            self._send_to(streamed, piece)
         if limit is not None:
             limit += self._opening.timers.reconnect_within
         try:
@@ -417,6 +481,12 @@ class Conversation:
             contact.send({"op": "sources", "modules": {one.name: one.packed for one in new}})
         contact.send(pending.frame)
 
+    def _send_to(self, streamed: Streamed, frame: dict[str, Json]) -> None:
+        """Send what goes to a running command, if it still runs."""
+        for n, pending in self._pending.items():
+            if pending.streamed is streamed and self._contact is not None:
+                self._contact.send({**frame, "of": n})
+
     async def _recorded_calls(self) -> list[Call]:
         """Calls as the host's log holds them: their modules are needed before they are replayed."""
         names = await self._request({"op": "modules"})
@@ -431,6 +501,8 @@ class Conversation:
             return
         if "error" in frame:
             pending.future.set_exception(_as_error(self._host.name, frame["error"]))
+        elif pending.streamed is not None and "reply" not in frame:
+            self._hear_command(pending, pending.streamed, frame)
         elif "item" in frame:
             pending.items.append(frame["item"])
             if len(pending.items) > MOST_ITEMS:
@@ -440,6 +512,17 @@ class Conversation:
         else:
             many = pending.frame["op"] == "past"
             pending.future.set_result(pending.items if many else frame.get("reply"))
+
+    def _hear_command(self, pending: Pending, streamed: Streamed, frame: dict[str, Json]) -> None:
+        if "chunk" in frame:
+            try:
+                streamed.hear(self._host.name, frame)
+            except HostError as error:
+                pending.future.set_exception(error)
+        elif isinstance(wanted := frame.get("want"), int) and 0 < wanted <= AHEAD:
+            piece = streamed.next_input(wanted)
+            if piece is not None:
+                self._send_to(streamed, piece)
 
     @staticmethod
     def _fill(pending: Pending, i: Json, reply: Json) -> None:
@@ -504,6 +587,9 @@ class Conversation:
             self._die(error)  # what broke would break again
             return
         old, self._contact = self._contact, None
+        for pending in self._pending.values():
+            if pending.streamed is not None and not pending.future.done():
+                pending.future.set_exception(error)  # to ask again would be to run it twice
         self._go(self._come_back(old, error))
 
     async def _come_back(self, old: Contact, error: HostError) -> None:
@@ -544,6 +630,10 @@ class Conversation:
         task.add_done_callback(self._tasks.discard)
 
 
+_STREAMING = Call(function="streaming.execute")
+"""Names the host module that runs commands, so that it is sent with the first of them."""
+
+
 def _identity(read: Read) -> str:
     return read.model_dump_json()
 
@@ -571,6 +661,13 @@ def _unreachable(host: str, why: str) -> HostError:
 def _as_info(reply: Json) -> HostInfo:
     try:
         return HostInfo.model_validate(reply)
+    except ValidationError as error:
+        raise _garbled(error) from None
+
+
+def _as_ended(reply: Json) -> Ended:
+    try:
+        return Ended.model_validate(reply)
     except ValidationError as error:
         raise _garbled(error) from None
 

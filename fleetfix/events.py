@@ -86,6 +86,8 @@ class RunStarted(Value):
     """Hosts that go after all others, each with the reason."""
     controller_machine: str = ""
     """The controller's own machine, as `machine` names one; empty where it does not know."""
+    command: str = ""
+    """What `exec` runs, in words and without secrets; empty for a playbook."""
 
 
 class HostConnected(Value):
@@ -242,6 +244,20 @@ class HostSaid(Value):
     text: str
 
 
+class CommandEnded(Value):
+    """A command of `exec` has ended. What it printed is nobody's business but the operator's: only its
+    length is kept."""
+
+    kind: Literal["command_ended"] = "command_ended"
+    host: str
+    exit: int | None = None
+    """Negative for a signal; None where `failure` says why there is none."""
+    failure: Failure | None = None
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    seconds: float = 0.0
+
+
 class RollbackStarted(Value):
     kind: Literal["rollback_started"] = "rollback_started"
     host: str
@@ -355,6 +371,7 @@ Event = Annotated[
     | ChangeFinished
     | StepFinished
     | HostSaid
+    | CommandEnded
     | RollbackStarted
     | ChangeUndone
     | RollbackFinished

@@ -236,12 +236,13 @@ class Journal:
     def find(self, text: str, *, dry: bool = True) -> str:
         """Find the one run whose id is, or begins with, this; `last` is the newest.
 
-        Without `dry`, `last` passes dry runs over. Raises JournalError where there is none or more
-        than one.
+        Without `dry`, `last` passes over what has nothing to go back on: dry runs and commands.
+        Raises JournalError where there is none or more than one.
         """
         if text == "last":
-            query = "SELECT run FROM runs WHERE dry <= ? ORDER BY began DESC, run DESC LIMIT 1"
-            newest = self._ask(query, (dry,))
+            query = "SELECT run FROM runs WHERE dry <= ? AND (? OR NOT EXISTS (SELECT 1 FROM records "
+            query += "WHERE records.run = runs.run AND seq = 1 AND json_extract(event, '$.command') <> ''))"
+            newest = self._ask(f"{query} ORDER BY began DESC, run DESC LIMIT 1", (dry, dry))
             if not newest:
                 raise JournalError("no such run is in the journal yet", hint="`fleetfix run` makes one")
             return str(newest[0][0])

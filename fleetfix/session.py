@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from fleetfix.commands import Change, Completed, Json, Read, Risk, Value
+from fleetfix.commands import Change, Completed, Ended, Execute, Json, Read, Risk, Value
 from fleetfix.errors import Bug, Failure, HostError
 
 if TYPE_CHECKING:
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, str], None]
 """Told a step id and one line of text while a call of that step runs."""
+
+Stream = Literal["out", "err"]
+
+Take = Callable[[Stream, bytes], Awaitable[None]]
+"""Takes a piece of a command's output. The host sends no more than a few pieces ahead of it."""
+
+Feed = Callable[[int, int], bytes]
+"""Gives at most so many bytes of a command's input, from an offset on; none at its end. Never waits."""
 
 
 class Claim(Value):
@@ -154,6 +162,14 @@ class Session(Protocol):
         """Record how the run ended here and let go of the lease, and of the claim unless it is kept.
 
         With `commit` the commit calls of every change that is done are made first.
+        """
+        ...
+
+    async def execute(self, command: Execute, take: Take, feed: Feed | None = None) -> Ended:
+        """Run a command of the operator's, its output as it comes. It is never asked for twice.
+
+        No lease or claim is taken. When the session is lost or closed, the host ends it. Raises HostError:
+        unreachable (lost while it ran), disabled, blocked (a dry session).
         """
         ...
 

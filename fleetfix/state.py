@@ -18,6 +18,7 @@ from fleetfix.events import (
     ChangeUndone,
     CohortFormed,
     EvidenceKept,
+    CommandEnded,
     HostConnected,
     HostFinished,
     HostLost,
@@ -79,6 +80,8 @@ class HostState:
     """The ids of those that did not end well."""
     rolling_back: bool = False
     first_failure: Failure | None = None
+    command: CommandEnded | None = None
+    """How a command of `exec` ended."""
     finished: HostFinished | None = None
     evidence: tuple[EvidenceKept, ...] = ()
     lost_by_controller: bool = False
@@ -184,6 +187,7 @@ HostEvent = (
     | ChangeFinished
     | StepFinished
     | HostSaid
+    | CommandEnded
     | RollbackStarted
     | ChangeUndone
     | RollbackFinished
@@ -228,6 +232,8 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
             return replace(host, failed=failed, first_failure=host.first_failure or event.failure)
         case StepFinished():
             return _step_finished(host, event)
+        case CommandEnded():
+            return replace(host, command=event, first_failure=host.first_failure or event.failure)
         case RollbackStarted():
             return replace(host, rolling_back=True, doing="going back")
         case ChangeUndone():

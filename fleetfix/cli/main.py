@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fleetfix import __version__
-from fleetfix.cli import history, hosts, lab, playbooks, rollback, run_playbook
+from fleetfix.cli import execute, history, hosts, lab, playbooks, rollback, run_playbook
 from fleetfix.cli.command import Command
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command("run", cls=Command)(run_playbook.run)
 app.command("plan", cls=Command)(run_playbook.plan)
 app.command("apply", cls=Command)(run_playbook.apply)
+app.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})(execute.execute)
 app.command("rollback", cls=Command)(rollback.rollback)
 app.command("runs", cls=Command)(history.runs)
 app.command("show", cls=Command)(history.show)

@@ -74,3 +74,9 @@ def lost() -> str:
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     error = raw.lost if isinstance(raw, Lasting) else None
     return "" if error is None or error.errno == errno.EPIPE else os.strerror(error.errno or 0).lower()
+
+
+def broken() -> bool:
+    """Whether what is written to stdout arrives nowhere any more: its reader left, or its disk is full."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, Lasting) and raw.lost is not None

@@ -9,7 +9,8 @@ from fleetfix.cli.state_dir import state_dir
 from fleetfix.errors import UsageError
 from fleetfix.journal import Journal
 from fleetfix.spelling import hint_for
-from fleetfix.state import RunState, fold
+from fleetfix.state import RunState, exit_code, fold
+from fleetfix.views.command import command_summary
 from fleetfix.views.fit import fit
 from fleetfix.views.history import host_text, run_head
 from fleetfix.views.json_lines import json_line
@@ -39,6 +40,8 @@ def tell_run(text: str, host: str | None, *, diff: bool, json: bool) -> None:
 
 
 def _whole(state: RunState, driven: bool, diff: bool, paint: Paint) -> str:
+    if state.started is not None and state.started.command:
+        return "it is running now" if driven else command_summary(state, exit_code(state), paint)
     plan = plan_text(state, diff=diff, paint=paint)
     if driven:
         return f"{plan}\n\nit is running now"

@@ -17,6 +17,7 @@ from fleetfix.remote.api import Ran, Refusal, be_subreaper, end_below, end_tree,
 LARGEST = 64 * 1024  # bytes of a value
 SAYS = 20  # lines a second that a call may tell the operator
 SLACK = 0.5  # seconds that a function has, after its deadline, to answer by itself
+FOLLOWERS = ("read", "command")  # kinds of children that end with the runner, whatever ends it
 LATER = 5.0  # seconds after which a child without a runner keeps its deadline itself
 
 
@@ -87,12 +88,12 @@ def _stand_alone(kind, foreign):
     for fd in foreign:
         os.close(fd)
     be_subreaper()
-    if kind == "read":
+    if kind in FOLLOWERS:
         _end_with_runner()
 
 
 def _end_with_runner():
-    """Have a killed runner take its reads with it, and all that they started."""
+    """Have a killed runner take this child with it, and all that it started."""
 
     def end(number, frame):
         end_below(os.getpid())

@@ -33,7 +33,7 @@ KEPT = ("key", "summary", "before", "after", "risk", "do", "undo", "commit")
 def acquire(runner, frame):
     """Take lease and claim, and say anew what this host is."""
     _wet(runner)
-    _enabled(runner)
+    refuse_where_disabled(runner)
     _own(runner)
     return runner.info()
 
@@ -43,7 +43,8 @@ def _wet(runner):
         raise Refusal("blocked", "this session is a dry run: the host changes nothing")
 
 
-def _enabled(runner):
+def refuse_where_disabled(runner):
+    """Refuse where the host's own kill switch is set."""
     text = runner.places.disabled()
     if text is not None:
         hint = "remove %s on that host" % runner.places.switch
@@ -78,7 +79,7 @@ def change(runner, frame):
         runner.records.log.refresh()
         if id in runner.records.log.entries:
             return (yield from _again(runner, runner.records.log.entries[id], digest_of(wanted)))
-        _enabled(runner)
+        refuse_where_disabled(runner)
         _own(runner)
         # While this waited, a newer session may have taken over and made the very change.
         if not (yield from _quiet(runner, None)):

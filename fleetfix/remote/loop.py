@@ -28,6 +28,8 @@ class Loop:
         self.children = []
         self.sleeping = []
         self.by_fd = {}
+        self.watched = {}
+        self.private = set()  # descriptors that no child may keep
         self.poll = select.poll()
         self.poll.register(channel.source, select.POLLIN)
         self._listen_to_signals()
@@ -76,6 +78,8 @@ class Loop:
                 self._guarded(self._hear)
             elif fd == self.wake:
                 os.read(self.wake, 4096)
+            elif fd in self.watched:
+                self.watched[fd]()
             elif fd in self.by_fd:
                 self._listen(self.by_fd[fd])
         self._reap()
@@ -154,10 +158,19 @@ class Loop:
             self.waits(operation, waits_for)
             waits_for.waiters.append(operation)
 
+    def watch(self, fd, event, handler):
+        """Call `handler` whenever this descriptor is ready, until `unwatch`."""
+        self.watched[fd] = handler
+        self.poll.register(fd, event)
+
+    def unwatch(self, fd):
+        if self.watched.pop(fd, None) is not None:
+            self._ignore(fd)
+
     # -- children -------------------------------------------------------------------------------
 
     def fork(self, kind, step, work):
-        foreign = self.foreign + list(self.by_fd)
+        foreign = self.private.union(self.foreign, self.by_fd)
         child = calls.fork(kind, step, work, foreign)
         self.children.append(child)
         self.by_fd[child.fd] = child

@@ -48,6 +48,7 @@ class Runner(Loop):
         self.writing = None
         self.writing_for = None  # the number of the frame that asked for it
         self.in_flight = False
+        self.streams = {}  # commands whose output goes to the controller, by the number of their frame
 
     def serve(self):
         """Answer until the controller is gone and nothing is in flight."""
@@ -67,6 +68,8 @@ class Runner(Loop):
             for i, call in enumerate(frame["reads"]):
                 self.reads.append((n, i, frame["step"], call))
             self._begin_reads()
+        elif op in ("taken", "feed"):
+            self._pass_on(op, frame)
         elif op in changes.WRITES:
             self.writes.append((n, self._answered(n, changes.WRITES[op], frame)))
             self._next_write()
@@ -127,7 +130,7 @@ class Runner(Loop):
         self.reads.clear()
         self.writes.clear()
         for child in list(self.children):
-            if child.kind == "read" and child.ending is None:
+            if child.kind in calls.FOLLOWERS and child.ending is None:
                 self.end(child, "cancelled")
         self._drop_writing()
 
@@ -235,6 +238,20 @@ class Runner(Loop):
         self.records.log.refresh()
         return self.records.log.modules()
 
+    def execute(self, frame):
+        """Run one command of the operator's; an operation."""
+        if self.dry:
+            raise Refusal("blocked", "this session is a dry run: the host runs no command")
+        changes.refuse_where_disabled(self)
+        return importlib.import_module("fleetfix.remote.streaming").execute(self, frame)
+
+    def _pass_on(self, op, frame):
+        stream = self.streams.get(frame["of"])
+        if stream is not None and op == "taken":
+            stream.taken(int(frame["bytes"]))
+        elif stream is not None:
+            stream.feed(frame["data"], bool(frame["end"]))
+
     def recall(self, frame):
         try:
             with open(self.records.note(frame["name"]), "rb") as file:
@@ -272,6 +289,7 @@ AT_SIGHT = {
     "past": Runner.past,
     "modules": Runner.modules,
     "recall": Runner.recall,
+    "execute": Runner.execute,
     "cancel": Runner.cancel,
 }
 

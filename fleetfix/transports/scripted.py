@@ -17,12 +17,12 @@ import asyncio
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fleetfix.commands import Call, Change, Completed, Json
+from fleetfix.commands import Call, Change, Completed, Execute, Json
 from fleetfix.errors import Failure, FailureKind, HostError
 from fleetfix.session import (
     Claim,
@@ -31,6 +31,8 @@ from fleetfix.session import (
     PastState,
     Purpose,
     Session,
+    Stream,
+    Take,
 )
 from fleetfix.transports.scripted_session import ScriptedSession
 
@@ -42,6 +44,10 @@ T = TypeVar("T")
 World = dict[str, Any]
 Rule = Json | Callable[[dict[str, Json], World], Any]
 """A value, a Completed, a Failure, or a function of (args, world), async or not, that gives one of them."""
+
+Program = Callable[[Execute, bytes, Take], Awaitable[int]]
+"""What a command does: of (command, all its input, where its output goes), its exit code, negative for a
+signal."""
 
 Way = Literal["read", "do", "undo", "commit"]
 
@@ -102,6 +108,9 @@ class ScriptedHost:
     def __init__(self, world: World | None = None, *, rules: Mapping[str, Rule] | None = None) -> None:
         self.world: World = {} if world is None else world
         self.rules: dict[str, Rule] = dict(rules or {})
+        self.program: Program | None = None
+        self.commands: list[Execute] = []
+        """The commands of an operator's that ran here, in order."""
         self.executed: list[Executed] = []
         self.log: dict[str, Entry] = {}
         self.notes: dict[str, Json] = {}
@@ -129,6 +138,18 @@ class ScriptedHost:
     def on(self, function: str, rule: Rule) -> ScriptedHost:
         """Say what a function answers or does. Later rules replace earlier ones."""
         self.rules[function] = rule
+        return self
+
+    def executes(self, *output: tuple[Stream, bytes], exit: int = 0) -> ScriptedHost:
+        """Say what every command of an operator's prints, and how it ends."""
+
+        async def program(command: Execute, stdin: bytes, take: Take) -> int:
+            del command, stdin
+            for stream, data in output:
+                await take(stream, data)
+            return exit
+
+        self.program = program
         return self
 
     def runs(self, way: Way | None = None) -> list[str]:

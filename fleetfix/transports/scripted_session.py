@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from fleetfix.commands import Call, Change, Completed, Json, Read
+from fleetfix.commands import Call, Change, Completed, Ended, Execute, Json, Read
 from fleetfix.errors import Failure, FailureKind, HostError
-from fleetfix.session import Claim, HostInfo, Lease, Opening, Past, Purpose, unfinished_hint
+from fleetfix.session import Claim, Feed, HostInfo, Lease, Opening, Past, Purpose, Take, unfinished_hint
 
 if TYPE_CHECKING:
     from fleetfix.transports.scripted import Entry, Loss, ScriptedHost
@@ -79,6 +79,28 @@ class ScriptedSession:
 
     async def end(self, outcome: str, *, keep_claim: bool, commit: bool) -> None:
         await self._within(self._end(outcome, keep_claim, commit))
+
+    async def execute(self, command: Execute, take: Take, feed: Feed | None = None) -> Ended:
+        return await self._within(self._run_command(command, take, feed))
+
+    async def _run_command(self, command: Execute, take: Take, feed: Feed | None) -> Ended:
+        host = self._host
+        if self._purpose.dry:
+            self._fail("blocked", "this session is a dry run: the host runs no command")
+        self._check_enabled()
+        if host.program is None:
+            self._fail("bug", "no program for commands")
+        host.commands.append(command)
+        try:
+            async with asyncio.timeout(command.timeout):
+                return Ended(exit=await host.program(command, feed(0, 1 << 30) if feed else b"", take))
+        except TimeoutError:
+            why = "it ran past its deadline and was ended"
+            return Ended(failure=Failure(kind="timed_out", message=why))
+        except asyncio.CancelledError:
+            if not self._ending:
+                raise
+            return Ended(failure=Failure(kind="cancelled", message="it was ended as asked"))
 
     async def cancel(self) -> tuple[str, ...]:
         self._check_line()

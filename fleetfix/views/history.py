@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from fleetfix.commands import said_of_exit
 from fleetfix.events import (
     ChangeFinished,
     ChangeStarted,
     ChangeUndone,
     EvidenceKept,
+    CommandEnded,
     HostConnected,
     HostFinished,
     HostLost,
@@ -70,7 +72,9 @@ def run_head(state: RunState) -> str:
         return f"run {state.run}"
     lines = [
         f"run {state.run}",
-        f"  playbook   {started.playbook}, from {started.source} ({started.digest[:12]})",
+        f"  command    {one_line(started.command)}"
+        if started.command
+        else f"  playbook   {started.playbook}, from {started.source} ({started.digest[:12]})",
         f"  hosts      {counted(HostSet(started.hosts))}, inventory {started.inventory}",
         f"  by         {started.operator} on {started.controller}, {when(state.began_at)}",
     ]
@@ -132,6 +136,8 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
             yield from (f"    not here {one_line(one)}" for one in event.lacking)
         case HostSaid():
             yield f"  {event.step}: {one_line(event.text)}" if event.step else one_line(event.text)
+        case CommandEnded():
+            yield _command_ended(event, paint)
         case RollbackStarted():
             yield f"{paint('warn', 'going back')}: {one_line(event.reason)}"
         case ChangeUndone():
@@ -140,6 +146,14 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
             yield f"  {event.step}: {word}: {one_line(event.summary)}{why}"
         case HostFinished():
             yield from _finished(event, paint)
+
+
+def _command_ended(event: CommandEnded, paint: Paint) -> str:
+    said = "nothing" if event.exit is None else said_of_exit(event.exit)
+    if event.failure is not None:
+        said = one_line(str(event.failure))
+    printed = f"{size(event.stdout_bytes)} on stdout, {size(event.stderr_bytes)} on stderr, not kept"
+    return f"{paint('good' if event.exit == 0 else 'bad', said)} after {duration(event.seconds)}: {printed}"
 
 
 def _planned(event: StepPlanned) -> Iterator[str]:

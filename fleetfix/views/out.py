@@ -6,10 +6,12 @@ that keep every host's runner waiting for us. When the reader is gone, the run g
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import queue
 import threading
+from collections.abc import Callable
 from typing import TextIO
 
 from fleetfix.views.fit import fit
@@ -22,7 +24,7 @@ class Out:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def line(self, text: str) -> None:
@@ -31,10 +33,20 @@ class Out:
 
     def words(self, text: str) -> None:
         """Write a part of a line soon."""
+        self._put(text)
+
+    async def drained(self) -> None:
+        """Wait until all of it is written: who has more to say than the reader takes waits here."""
+        loop = asyncio.get_running_loop()
+        written = loop.create_future()
+        self._put(lambda: loop.call_soon_threadsafe(_set, written))
+        await written
+
+    def _put(self, what: str | Callable[[], object]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._write, daemon=True)
             self._thread.start()
-        self._lines.put(text)
+        self._lines.put(what)
 
     def close(self) -> None:
         """Wait until everything is written, a stuck reader for a few seconds only."""
@@ -45,10 +57,19 @@ class Out:
 
     def _write(self) -> None:
         gone = False
-        while (text := self._lines.get()) is not None:
-            gone = gone or not _wrote(self._stream, text, flush=self._lines.empty())
+        while (what := self._lines.get()) is not None:
+            text = what if isinstance(what, str) else ""
+            gone = gone or not _wrote(self._stream, text, flush=not text or self._lines.empty())
+            if not isinstance(what, str):
+                with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                    what()
         if not gone:
             _wrote(self._stream, "", flush=True)
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _wrote(stream: TextIO, text: str, *, flush: bool) -> bool:
