@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -139,19 +140,13 @@ def _input(path: str | None) -> Iterator[Feed | None]:
     if path is None:
         yield None
         return
-    with tempfile.TemporaryFile() as kept:
-        try:
-            with _opened(path) as source:
-                regular = os.path.isfile(f"/proc/self/fd/{source.fileno()}")
-                if not regular or source.tell():
-                    while data := source.read(1 << 20):
-                        kept.write(data)
-                    kept.flush()
-                    source = kept
-                number = source.fileno()
-                yield lambda offset, most: os.pread(number, most, offset)
-        except IsADirectoryError as error:
-            raise UsageError(f"--stdin {path} is a folder") from error
+    with _opened(path) as source, tempfile.TemporaryFile() as kept:
+        number = source.fileno()
+        if path == "-" or not os.path.isfile(path):
+            shutil.copyfileobj(source, kept)
+            kept.flush()
+            number = kept.fileno()
+        yield lambda offset, most: os.pread(number, most, offset)
 
 
 def _opened(path: str) -> BinaryIO:

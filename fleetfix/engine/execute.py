@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from fleetfix import __version__
 from fleetfix.commands import Ended, Execute, said_of_exit
@@ -169,7 +170,8 @@ class _Commands:
     async def _unless_interrupted(self, opening: asyncio.Future[Session]) -> Session | None:
         stop = asyncio.ensure_future(self._interrupts.more_than(0))
         try:
-            await asyncio.wait({opening, stop}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {opening, stop}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             return opening.result() if opening.done() else None
         finally:
             stop.cancel()
@@ -187,7 +189,8 @@ class _Commands:
         stopping = asyncio.ensure_future(self._stopped(session))
         lost: Failure | None = None
         try:
-            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {running, stopping}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             ended = await self._last_word(running, stopping)
         except HostError as error:
             if error.failure.kind in ("disabled", "blocked"):

@@ -56,20 +56,26 @@ class Lines:
     def add(self, data: bytes) -> list[bytes]:
         """The lines that are whole with this."""
         self._rest += data
-        *lines, rest = bytes(self._rest).split(b"\n")
-        while len(rest) > LONGEST_LINE:
-            at = LONGEST_LINE
-            while at > LONGEST_LINE - 4 and rest[at] & 0xC0 == 0x80:
-                at -= 1  # not in the middle of a character
-            lines.append(rest[:at])
-            rest = rest[at:]
-        self._rest = bytearray(rest)
-        return lines
+        pieces = [_pieces(line) for line in bytes(self._rest).split(b"\n")]
+        self._rest = bytearray(pieces[-1].pop())
+        return [one for line in pieces for one in line]
 
     def end(self) -> list[bytes]:
         """What is left of a last line that never ended."""
         rest, self._rest = bytes(self._rest), bytearray()
         return [rest] if rest else []
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    """A line, or as many as it takes; none ends in the middle of a character."""
+    found = []
+    while len(line) > LONGEST_LINE:
+        at = LONGEST_LINE
+        while at > LONGEST_LINE - 4 and line[at] & 0xC0 == 0x80:
+            at -= 1
+        found.append(line[:at])
+        line = line[at:]
+    return [*found, line]
 
 
 class Live:
@@ -135,7 +141,8 @@ class Kept:
         """What is kept; where something was dropped, a line between says how much."""
         if not self.dropped:
             return bytes(self._head + self._tail)
-        return b"%b\n[... %d bytes cut ...]\n%b" % (self._head, self.dropped, self._tail)
+        note = f"\n[... {self.dropped} bytes cut ...]\n"
+        return bytes(self._head) + note.encode() + bytes(self._tail)
 
 
 class Gathered:

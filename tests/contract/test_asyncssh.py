@@ -17,6 +17,7 @@ from fleetfix.inventory import Host
 from fleetfix.remote.api import descendants
 from fleetfix.session import Purpose, open_session
 from tests.contract import sshd
+from tests.contract.command_contract import CommandContract
 from tests.contract.place import Place, call, change, eventually, kill, processes_with, read, token
 from tests.contract.session_contract import ONE, HostContract
 from tests.contract.test_local import disable
@@ -43,6 +44,17 @@ class TestSsh(HostContract):
     """Every promise, over SSH, as the user who runs the tests."""
 
 
+class TestSshCommandsAsOrdinaryUser(CommandContract):
+    """The same as a user without rights."""
+
+    @pytest.fixture
+    async def place(self, server: sshd.Server, shared: Path, ordinary: str) -> AsyncIterator[Place]:
+        here = Place(server.host(ordinary), shared)
+        here.disable = lambda text: disable(here.root, text)
+        yield here
+        await here.close()
+
+
 @pytest.fixture
 async def place_on(shared: Path) -> AsyncIterator[PlaceOn]:
     """Make places on hosts; their sessions are closed at the end, whatever happens."""
@@ -62,6 +74,10 @@ def ordinary(as_root: None) -> Iterator[str]:
     name = f"ff{uuid.uuid4().hex[:6]}"
     with sshd.folder_for_all() as folder, sshd.account(name, "/bin/sh", folder):
         yield name
+
+
+class TestSshCommands(CommandContract):
+    """What a command of the operator's is promised, over SSH."""
 
 
 class TestSshAsOrdinaryUser(HostContract):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleetfix.inventory import Host
+from tests.contract.command_contract import CommandContract
 from tests.contract.place import Place
 from tests.contract.session_contract import HostContract, SessionPromises
 
@@ -34,7 +35,11 @@ class TestLocal(HostContract):
     """Every promise, over a process on this machine."""
 
 
-class TestLocalWithTheOldestPython(SessionPromises):
+class TestLocalCommands(CommandContract):
+    """What a command of the operator's is promised, on this machine."""
+
+
+class TestLocalWithTheOldestPython(CommandContract, SessionPromises):
     """What every session promises, by a runner on Python 3.8."""
 
     @pytest.fixture

@@ -13,6 +13,7 @@ from fleetfix.errors import Failure, HostError
 from fleetfix.inventory import Host
 from fleetfix.session import Session
 from fleetfix.transports.scripted import Fleet, ScriptedHost
+from tests.contract.command_contract import CommandRefusals
 from tests.contract.place import Place, call, change, read
 from tests.contract.session_contract import ONE, TWO, SessionPromises
 
@@ -56,7 +57,7 @@ async def place(tmp_path: Path) -> AsyncIterator[ScriptedPlace]:
         await here.close()
 
 
-class TestScripted(SessionPromises):
+class TestScripted(CommandRefusals, SessionPromises):
     """Ids, undo, lease, claim and dry runs, as on a real host."""
 
 
