@@ -17,8 +17,8 @@ from fleetfix.events import (
     ChangeStarted,
     ChangeUndone,
     CohortFormed,
-    EvidenceKept,
     CommandEnded,
+    EvidenceKept,
     HostConnected,
     HostFinished,
     HostLost,
@@ -234,13 +234,12 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
             return _step_finished(host, event)
         case CommandEnded():
             return replace(host, command=event, first_failure=host.first_failure or event.failure)
-        case RollbackStarted():
-            return replace(host, rolling_back=True, doing="going back")
+        case RollbackStarted() | RollbackFinished():
+            back = isinstance(event, RollbackStarted)
+            return replace(host, rolling_back=back, doing="going back" if back else host.doing)
         case ChangeUndone():
             left = {id: shown for id, shown in host.changes.items() if id != event.change or not event.ok}
             return replace(host, changes=left)
-        case RollbackFinished():
-            return replace(host, rolling_back=False)
         case HostFinished():
             return replace(host, finished=event, doing="")
     assert_never(event)
