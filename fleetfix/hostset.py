@@ -49,6 +49,11 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     )
 
 
+def is_name(text: str) -> bool:
+    """Whether a pattern can say this name, of a host or of a group."""
+    return bool(_NAME.fullmatch(text)) and (not text.endswith(":") or text.endswith("::"))
+
+
 class HostSet:
     """An immutable set of host names. `|`, `&`, `-` and `^` are those of sets."""
 

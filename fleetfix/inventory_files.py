@@ -67,10 +67,10 @@ class FileEntry(Settings):
     groups: dict[str, Json] | None = None
 
 
+FILE_KEYS = frozenset(keys_of(FileEntry))
 _KEYS = frozenset(keys_of(Settings))
 _FOREIGN = {
     "steps": "this looks like a playbook, not an inventory",
-    "all": "this is Ansible's layout: here a file holds `hosts`, `groups` and `vars`",
     "ansible_host": "write `address`",
     "ansible_user": "write `user`",
     "ansible_port": "write `port`",

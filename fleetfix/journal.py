@@ -260,6 +260,10 @@ class Journal:
             raise JournalError(f"{text!r} begins more than one run: {listed}", hint="give more of the id")
         return found[0]
 
+    def outcomes(self, run: str) -> dict[str, str]:
+        """How each host of a run ended, as far as the run came."""
+        return dict(self._ask("SELECT host, outcome FROM outcomes WHERE run = ?", (run,)))
+
     def last_seq(self, run: str) -> int:
         """The number of the run's last record; 0 where it has none."""
         return int(self._ask("SELECT coalesce(max(seq), 0) FROM records WHERE run = ?", (run,))[0][0])

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import typer
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -65,17 +67,38 @@ def _is_plan(path: Path) -> bool:
         return False
 
 
-@_offers
-def hosts(incomplete: str) -> Iterable[str]:
-    """Hosts and groups of the usual inventory, after what stands before the last operator."""
+PATIENCE = 2.0
+"""Seconds that an inventory may take while a line is being typed."""
+
+
+def hosts(context: typer.Context, incomplete: str) -> list[str]:
+    """Hosts and groups of the inventory that is named, after what stands before the last operator."""
+    inventory = context.params.get("inventory")
+    return _hosts(inventory if isinstance(inventory, str) else None, incomplete)
+
+
+def _hosts(spec: str | None, incomplete: str) -> list[str]:
     import re
 
     from fleetfix.cli.places import load_inventory
 
-    inventory = load_inventory(None)
     match = re.match(r".*[,!&^]", incomplete)
     before = match[0] if match else ""
-    return [before + one for one in (*inventory.hosts, *(f"@{group}" for group in inventory.groups))]
+
+    def known(_: str) -> Iterable[str]:
+        inventory = load_inventory(spec, deadline=PATIENCE)
+        names = (*inventory.hosts, *(f"@{group}" for group in inventory.groups))
+        return [before + one for one in names]
+
+    def ended(_: str) -> Iterable[str]:
+        word, colon, _ = incomplete[len(before) :].partition(":")
+        from fleetfix.cli.places import Journalled
+
+        if not colon or word.removeprefix("@") not in Journalled().words:
+            return []
+        return [f"{before}{word}:{run}" for run in runs("")]
+
+    return [*_offers(known)(incomplete), *_offers(ended)(incomplete)]
 
 
 @_offers

@@ -49,7 +49,8 @@ InventoryFile = Annotated[
         "--inventory",
         "-i",
         metavar="FILE",
-        help="Inventory file or folder, `lab`, or names: 'gpu[01-16],'.",
+        help="Inventory file, folder or program, `lab`, names: 'gpu[01-16],', slurm:, clustershell:, "
+        "ssh-config: or ansible:PATH.",
     ),
 ]
 Settings = Annotated[

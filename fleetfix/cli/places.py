@@ -1,18 +1,23 @@
-"""Inventories that have a name of their own."""
+"""Inventories that have a name of their own, how one is named for later, and hosts by how a run ended."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
-from fleetfix.inventory import VARIABLE, Inventory
+from fleetfix.hostset import HostSet
+from fleetfix.inventory import DEADLINE, OF_A_TOOL, VARIABLE, Inventory
 
 LAB = "lab"
+UNWELL = "failed"
+"""`@failed:RUN` means every host that did not end well, whatever it is called exactly."""
 
 
-def load_inventory(spec: str | None) -> Inventory:
+def load_inventory(spec: str | None, *, deadline: float = DEADLINE) -> Inventory:
     """Load what `-i` says; the lab is asked for its place only where it is meant."""
-    return Inventory.load(spec, named=_lab() if LAB in (spec, os.environ.get(VARIABLE)) else None)
+    named = _lab() if LAB in (spec, os.environ.get(VARIABLE)) else None
+    return dataclasses.replace(Inventory.load(spec, named=named, deadline=deadline), history=Journalled())
 
 
 def _lab() -> dict[str, Path]:
@@ -23,5 +28,37 @@ def _lab() -> dict[str, Path]:
 
 def lasting_name(inventory: Inventory) -> str:
     """Name an inventory so that it is found again from another folder."""
+    kind, colon, rest = inventory.source.partition(":")
+    if colon and kind in OF_A_TOOL:
+        of_a_file = rest and kind in ("ansible", "ssh-config")
+        return f"{kind}:{_absolute(rest)}" if of_a_file else inventory.source
     named = "," in inventory.source or inventory.source == LAB
-    return inventory.source if named else str(Path(inventory.source).expanduser().absolute())
+    return inventory.source if named else _absolute(inventory.source)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+class Journalled:
+    """Hosts of past runs by how they ended, as this machine's journal knows them: `@failed:last`."""
+
+    @property
+    def words(self) -> frozenset[str]:
+        from typing import get_args
+
+        from fleetfix.events import Outcome
+
+        return frozenset({UNWELL, *get_args(Outcome)})
+
+    def hosts(self, word: str, run: str) -> HostSet:
+        """The hosts of a run that ended so. `last` passes plans over, where they are not asked for."""
+        from fleetfix.cli.state_dir import state_dir
+        from fleetfix.events import GOOD
+        from fleetfix.journal import Journal
+
+        with Journal.open(state_dir()) as journal:
+            ended = journal.outcomes(journal.find(run, dry=word == "pending"))
+        if word == UNWELL:
+            return HostSet(host for host, outcome in ended.items() if outcome not in GOOD)
+        return HostSet(host for host, outcome in ended.items() if outcome == word)

@@ -143,7 +143,6 @@ def test_variables_keep_how_they_were_written(write: Any) -> None:
         ("hosts: {a: {becom: true}}", "i.yaml:1: unknown key 'becom', did you mean become?"),
         ("hosts: {a: {venv: /x}}", "i.yaml:1: unknown key 'venv': a variable goes under vars:"),
         ("hosts:\n  a: {ansible_host: b}", "i.yaml:2: unknown key 'ansible_host': write `address`"),
-        ("all:\n  hosts: {a: }", "i.yaml:1: unknown key 'all': this is Ansible's layout"),
         ("hosts:\n  a: {port: 99999}", "i.yaml:2: port: wanted at most 65535, not 99999"),
         ("hosts:\n  a: {user: 'x; rm'}", "i.yaml:2: user: wanted a user name, not 'x; rm'"),
         ("hosts:\n  a: {address: -oProxyCommand=x}", "i.yaml:2: address: wanted an address"),
@@ -225,7 +224,6 @@ def test_a_complaint_in_a_folder_names_the_file(write: Any, tmp_path: Path) -> N
     [
         (lambda path: path.mkdir(), "inv: no *.yaml or *.yml in this folder"),
         (lambda path: None, "there is no inventory 'inv'"),
-        (lambda path: (path / "group_vars").mkdir(parents=True), "inv/group_vars: not read"),
     ],
 )
 def test_what_is_no_inventory_says_so(tmp_path: Path, make: Any, message: str) -> None:
