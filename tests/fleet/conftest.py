@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from fleetfix.errors import LabError
+from fleetfix.hostset import HostSet
 from fleetfix.lab import Lab, namespaces
 from fleetfix.lab.witness import JOB_WRITES
 from tests.fleet import independent
@@ -178,9 +178,11 @@ def step_began(process: subprocess.Popen[str], step: str) -> str:
     pytest.fail(f"the run ended before {step}: {process.stderr and process.stderr.read()}")
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
-    """Make labs: `site("gpu[01-03]", contaminated=["gpu01"])`."""
+Make = Callable[..., Site]
+
+
+def _sites(folder: Path) -> Iterator[Make]:
+    """Make labs below a folder, and end them."""
     try:
         namespaces.check()
     except LabError as error:
@@ -189,20 +191,26 @@ def site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
 
     def make(hosts: str, *, contaminated: list[str] | None = None, **more: Any) -> Site:
         number = len(made)
-        home = tmp_path / f"home{number}"
+        home = folder / f"home{number}"
         home.mkdir()
-        lab = Lab(tmp_path / f"lab{number}")
-        names = [
-            f"{m[1]}{n:02}"
-            for m in [re.fullmatch(r"([a-z]+)\[01-(\d+)\]", hosts)]
-            if m
-            for n in range(1, int(m[2]) + 1)
-        ] or [hosts]
-        lab.up(names, contaminated=contaminated, **more)
+        lab = Lab(folder / f"lab{number}")
         one = Site(lab, home)
         made.append(one)
+        lab.up(HostSet.parse(hosts), contaminated=contaminated, **more)
         return one
 
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Make]:
+    """Make labs for one test: `site("gpu[01-03]", contaminated=["gpu01"])`."""
+    yield from _sites(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Make labs for all tests of a file, each of which has hosts of its own there."""
+    yield from _sites(tmp_path_factory.mktemp("shared"))

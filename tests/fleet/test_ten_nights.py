@@ -1,0 +1,122 @@
+"""Nights of an operator, told from the first command to the last; the first of them has sixteen hosts.
+
+What is true on a host is asked of `independent`, which shares no code with fleetfix. All nights are on
+one fleet, and each has hosts of its own there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fleetfix.lab.template import FIRST_STEP
+from tests.fleet import independent
+from tests.fleet.conftest import Make, Site
+
+pytestmark = pytest.mark.fleet
+
+ALICE = "alice" if os.geteuid() == 0 else "root"
+MENDED = "ok 12.8"
+
+
+@pytest.fixture(scope="module")
+def fleet(shared_site: Make) -> Site:
+    """Ten hosts; gpu02 is healthy, all others are contaminated."""
+    return shared_site("gpu[01-10]", contaminated=[f"gpu{n:02}" for n in range(1, 11) if n != 2])
+
+
+def mended(fleet: Site, host: str) -> bool:
+    """Whether an environment is as its packages say, without a wheel of CUDA 13, and loads."""
+    pid = fleet.pid(host)
+    foreign = [name for name in independent.distributions(pid) if name.endswith("cu13")]
+    whole = independent.damaged(pid) == [] and foreign == ["nixl-cu13"]
+    return whole and independent.torch_imports(pid) == MENDED
+
+
+def test_night_4_a_scheduler_node_with_somebodys_job(fleet: Site) -> None:
+    fleet.lab.break_host("gpu01", "slurm_node")
+    fleet.wait_for_speed("gpu01", 12_000, 14_000)
+    job, files = fleet.job("gpu01"), fleet.files("gpu01")
+    ran = fleet.run("gpu[01-02]", "--max-unreachable", "1")
+    assert (ran.exit, ran.outcomes) == (2, {"gpu01": "blocked", "gpu02": "ok"}), ran.told
+    said = fleet("show", ran.run_id).out
+    assert f"gpu01: stop: {ALICE}'s job" in said
+    assert "is Slurm job 4711" in said
+    assert (fleet.job("gpu01"), fleet.files("gpu01")) == (job, files), "nobody touched it"
+
+
+def test_night_5_somebody_uninstalled_the_packages_and_the_job_is_dead(fleet: Site) -> None:
+    fleet.lab.break_host("gpu03", "naive_purge")
+    assert independent.damaged(fleet.pid("gpu03"))
+    assert independent.jobs(fleet.pid("gpu03")) == []
+    at_first = fleet.run("gpu03")
+    assert (at_first.exit, at_first.outcomes) == (2, {"gpu03": "blocked"}), at_first.told
+    assert "which environment" in at_first.finished("gpu03")["reason"]
+    fleet.set_vars("gpu03", venv=independent.VENV, job=TRAINING)
+    ran = fleet.run("gpu03")
+    assert (ran.exit, ran.outcomes) == (0, {"gpu03": "changed"}), ran.told
+    assert mended(fleet, "gpu03")
+    assert fleet.job("gpu03").argv[1:] == tuple(TRAINING["argv"])
+    assert min(independent.first_steps(fleet.pid("gpu03"))) >= FIRST_STEP, "from its checkpoint"
+    assert fleet.wait_for_speed("gpu03", 19_000, 21_000)
+
+
+TRAINING = {
+    "argv": [
+        f"{independent.VENV}/bin/torchrun",
+        "--nproc-per-node=2",
+        "train.py",
+        "--config",
+        "llama3-8b.toml",
+    ],
+    "cwd": "/opt/train",
+    "log": "/var/log/train/train.log",
+}
+
+
+def test_night_6_three_kinds_of_sick_hosts_at_once(fleet: Site) -> None:
+    sick = {"gpu04": "nvidia_smi_hangs", "gpu05": "driver_mismatch", "gpu06": "vanish"}
+    for host, fault in sick.items():
+        fleet.lab.break_host(host, fault)
+    before = {host: (fleet.job(host), fleet.files(host)) for host in sick}
+    ran = fleet.run("gpu[04-07]", "--max-unreachable", "3")
+    outcomes = {"gpu04": "blocked", "gpu05": "blocked", "gpu06": "unreachable", "gpu07": "changed"}
+    assert (ran.exit, ran.outcomes) == (2, outcomes), ran.told
+    assert "nvidia-smi" in ran.finished("gpu04")["reason"]
+    assert "nothing new would start" in ran.finished("gpu05")["reason"]
+    assert mended(fleet, "gpu07")
+    assert {host: (fleet.job(host), fleet.files(host)) for host in sick} == before
+
+
+def test_night_7_the_job_runs_in_a_container(fleet: Site) -> None:
+    fleet.lab.break_host("gpu08", "container_job")
+    job, files = fleet.lab.job("gpu08"), fleet.files("gpu08")
+    ran = fleet.run("gpu08")
+    assert (ran.exit, ran.outcomes) == (2, {"gpu08": "blocked"}), ran.told
+    reason = ran.finished("gpu08")["reason"]
+    assert "container image" in reason
+    assert "mend the image and start the container again" in reason
+    assert (fleet.lab.job("gpu08"), fleet.files("gpu08")) == (job, files)
+
+
+def test_night_10_a_host_changed_between_the_plan_and_its_apply(fleet: Site, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    plan = ("plan", "purge-cu13", "--hosts", "gpu[09-10]", "--max-unreachable", "1", "--out", str(saved))
+    told = fleet(*plan, "-i", fleet.inventory)
+    assert told.exit == 0, told.err
+    damage(fleet, "gpu10")
+    job, files = fleet.job("gpu10"), fleet.files("gpu10")
+    ran = fleet("apply", str(saved), "--yes", "--json")
+    assert (ran.exit, ran.outcomes) == (2, {"gpu09": "changed", "gpu10": "blocked"}), ran.told
+    assert ran.finished("gpu10")["failure"]["kind"] == "stale_plan"
+    assert "the host changed since the plan" in ran.finished("gpu10")["reason"]
+    assert mended(fleet, "gpu09")
+    assert (fleet.job("gpu10"), fleet.files("gpu10")) == (job, files)
+
+
+def damage(fleet: Site, host: str) -> None:
+    """Lose a file of a package that no plan has spoken of, as a hand that slipped does."""
+    (lost,) = independent.site_packages(fleet.pid(host)).glob("nvidia/cublas/lib/libcublasLt.so.12")
+    lost.unlink()
