@@ -10,8 +10,9 @@ from fleetfix.hostset import HostSet
 from fleetfix.inventory import DEADLINE, OF_A_TOOL, VARIABLE, Inventory
 
 LAB = "lab"
-UNWELL = "failed"
+FAILED = "failed"
 """`@failed:RUN` means every host that did not end well, whatever it is called exactly."""
+NOT_TRIED = frozenset({"not_started", "cancelled"})
 
 
 def load_inventory(spec: str | None, *, deadline: float = DEADLINE) -> Inventory:
@@ -49,7 +50,7 @@ class Journalled:
 
         from fleetfix.events import Outcome
 
-        return frozenset({UNWELL, *get_args(Outcome)})
+        return frozenset(get_args(Outcome))
 
     def hosts(self, word: str, run: str) -> HostSet:
         """The hosts of a run that ended so. `last` passes plans over, where they are not asked for."""
@@ -59,6 +60,6 @@ class Journalled:
 
         with Journal.open(state_dir()) as journal:
             ended = journal.outcomes(journal.find(run, dry=word == "pending"))
-        if word == UNWELL:
-            return HostSet(host for host, outcome in ended.items() if outcome not in GOOD)
+        if word == FAILED:
+            return HostSet(host for host, outcome in ended.items() if outcome not in GOOD | NOT_TRIED)
         return HostSet(host for host, outcome in ended.items() if outcome == word)
