@@ -33,7 +33,7 @@ def test_a_playbook_that_is_shown_loads_and_binds(text: str) -> None:
     assert read(text, "docs/playbooks.md").bind(Host(name="gpu01", address="gpu01"), {})
 
 
-SHOWN = [*blocks("docs/playbooks.md", "yaml"), *blocks("README.md", "yaml")]
+SHOWN = [*blocks("docs/inventories.md", "yaml"), *blocks("README.md", "yaml")]
 
 
 @pytest.mark.parametrize("text", [text for text in SHOWN if "hosts:" in text])
