@@ -6,7 +6,6 @@ import asyncio
 import getpass
 import os
 import socket
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 
 from fleetfix.cli import config, consent
 from fleetfix.cli.places import lasting_name, load_inventory
+from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.cli.whole_file import require_place, write_whole
@@ -29,20 +29,13 @@ from fleetfix.inventory import Host, Inventory
 from fleetfix.journal import Journal
 from fleetfix.playbook import Playbook, Step, load
 from fleetfix.policy import Policy
-from fleetfix.recorder import Recorder, View
+from fleetfix.recorder import Recorder
 from fleetfix.runs import new_run_id
 from fleetfix.saved_plan import FORMAT, binding_of, save, written
 from fleetfix.spelling import hint_for
 from fleetfix.state import RunState
 from fleetfix.views.amounts import when
-from fleetfix.views.fit import fit
 from fleetfix.views.grouping import group
-from fleetfix.views.json_lines import JsonLines
-from fleetfix.views.lines import Lines
-from fleetfix.views.out import Out
-from fleetfix.views.paint import Paint
-from fleetfix.views.plan import plan_text
-from fleetfix.views.summary import last_line, summary_text
 
 
 @dataclass(frozen=True)
@@ -65,6 +58,8 @@ class Manner:
 
     diff: bool = False
     json: bool = False
+    plain: bool = False
+    """Progress as lines, at a terminal too."""
     yes: bool = False
     yes_hosts: int | None = None
     detailed_exit: bool = False
@@ -91,7 +86,7 @@ def carry_out(request: Request, manner: Manner) -> int:
         above=above,
     )
     with Journal.open(state_dir()) as journal, journal.drive(request.run):
-        show = Show(json=manner.json, diff=manner.diff)
+        show = Show(json=manner.json, diff=manner.diff, plain=manner.plain)
         try:
             state = asyncio.run(
                 _run(request, journal, show, above if asked else None, detailed_exit=manner.detailed_exit)
@@ -235,61 +230,16 @@ async def _run(
         consent.forget_typed()
         show.question(state, question.text)
         agreed = await consent.answered(question, interrupts.more_than(0))
-        if not agreed:
-            show.say("")  # ^C leaves the cursor behind the question
+        show.answered(agreed)
         return agreed
 
     with heard(interrupts.interrupt):
-        return await run_fleet(
-            request,
-            recorder,
-            journal,
-            interrupts=interrupts,
-            detailed_exit=detailed_exit,
-            consent=None if ask_above is None else ask,
-        )
-
-
-class Show:
-    """What a run shows: progress on stderr and its result on stdout, or JSON lines on stdout alone."""
-
-    def __init__(self, *, json: bool, diff: bool = False) -> None:
-        self._json = json
-        self._diff = diff
-        self._errors = Out(sys.stderr)
-        self._out = Out(sys.stdout) if json else self._errors
-        self._lines = Lines(self._errors, Paint.for_stream(sys.stderr, os.environ), diff=diff)
-
-    def views(self) -> tuple[View, ...]:
-        return (JsonLines(self._out),) if self._json else (self._lines,)
-
-    def question(self, state: RunState, text: str) -> None:
-        """Show the plan, and a question on it that is answered on the same line."""
-        self._lines.plan(state)
-        self._errors.line("")
-        self._errors.words(text)
-
-    def say(self, text: str) -> None:
-        """Say a line that is no event; JSON has no place for it."""
-        if not self._json:
-            self._errors.line(text)
-
-    def close(self) -> None:
-        self._out.close()
-        self._errors.close()
-
-    def end(self, state: RunState, saved: str = "") -> int:
-        """Show the result, and where its plan was `saved`; returns the run's exit code."""
-        ended = state.exit if state.rolled_back_exit is None else state.rolled_back_exit
-        code = 70 if ended is None else ended
-        if not self._json:
-            print(fit(self._result(state, code, saved), sys.stdout))
-        return code
-
-    def _result(self, state: RunState, code: int, saved: str) -> str:
-        paint = Paint.for_stream(sys.stdout, os.environ)
-        if state.started is not None and state.started.dry:
-            plan = plan_text(state, diff=self._diff, paint=paint)
-            said = f"nothing was changed\n{saved}" if saved else "nothing was changed"
-            return f"{plan}\n\n{said}\n{last_line(state, code, paint=paint)}"
-        return summary_text(state, code, paint=paint)
+        async with show.kept_fresh():
+            return await run_fleet(
+                request,
+                recorder,
+                journal,
+                interrupts=interrupts,
+                detailed_exit=detailed_exit,
+                consent=None if ask_above is None else ask,
+            )

@@ -10,8 +10,9 @@ import time
 from dataclasses import dataclass
 
 from fleetfix.cli import config, consent
-from fleetfix.cli.conduct import Show, operator
+from fleetfix.cli.conduct import operator
 from fleetfix.cli.places import load_inventory
+from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.engine.going_back import roll_back
@@ -41,6 +42,7 @@ class Return:
     reason: str
     json: bool
     yes: bool = False
+    plain: bool = False
 
 
 def go_back(order: Return) -> int:
@@ -51,7 +53,7 @@ def go_back(order: Return) -> int:
         if not order.yes:
             _ask(run, known, hosts)
         with journal.drive(run):
-            show = Show(json=order.json)
+            show = Show(json=order.json, plain=order.plain)
             try:
                 state = asyncio.run(_roll_back(run, known, hosts, journal, order, show))
             finally:
@@ -131,7 +133,8 @@ async def _roll_back(
         )
     )
     with heard(_Signals(work, show).interrupt):
-        return await work
+        async with show.kept_fresh():
+            return await work
 
 
 class _Signals:

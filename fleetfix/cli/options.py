@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -93,4 +94,21 @@ YesHosts = Annotated[
     int | None, typer.Option("--yes-hosts", metavar="N", min=1, help="Do not ask, if it is N hosts.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, and nothing else.")]
+
+
+class Progress(StrEnum):
+    """How progress is shown on stderr."""
+
+    AUTO = "auto"
+    PLAIN = "plain"
+
+    @property
+    def plain(self) -> bool:
+        return self is Progress.PLAIN
+
+
+HowShown = Annotated[
+    Progress,
+    typer.Option("--progress", help="plain: lines instead of a live view, at a terminal too."),
+]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in journal and ledger.")]

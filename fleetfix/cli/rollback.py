@@ -14,9 +14,14 @@ def rollback(
     forks: options.Forks = None,
     reason: options.Reason = "",
     yes: options.Yes = False,
+    progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
     """Undo what a run did, newest change first. Works from any machine that reaches the hosts."""
     from fleetfix.cli.going_back import Return, go_back
 
-    return go_back(Return(run, tuple(hosts) if hosts else None, inventory, forks or 64, reason, json, yes))
+    return go_back(
+        Return(
+            run, tuple(hosts) if hosts else None, inventory, forks or 64, reason, json, yes, progress.plain
+        )
+    )

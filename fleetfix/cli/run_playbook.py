@@ -37,6 +37,7 @@ def run(
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
+    progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
     """Run a playbook over hosts: a canary first, then batches, every step verified."""
@@ -62,7 +63,7 @@ def run(
             dry=dry_run,
             reason=reason,
         ),
-        Manner(diff=diff, json=json, yes=yes, yes_hosts=yes_hosts),
+        Manner(diff=diff, json=json, plain=progress.plain, yes=yes, yes_hosts=yes_hosts),
     )
 
 
@@ -87,6 +88,7 @@ def plan(
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE", help="Save the plan for `fleetfix apply`.")
     ] = None,
+    progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
     """Show what `run` would do, and change nothing."""
@@ -113,7 +115,13 @@ def plan(
             ),
             dry=True,
         ),
-        Manner(diff=diff, json=json, detailed_exit=detailed_exitcode, out=Path(out) if out else None),
+        Manner(
+            diff=diff,
+            json=json,
+            plain=progress.plain,
+            detailed_exit=detailed_exitcode,
+            out=Path(out) if out else None,
+        ),
     )
 
 
@@ -128,13 +136,16 @@ def apply(
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
+    progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
     """Do what a saved plan says, on the hosts where it still holds; it is good for 15 minutes."""
     from fleetfix.cli.applying import apply as apply_plan
     from fleetfix.cli.conduct import Manner
 
-    return apply_plan(file, Manner(diff=diff, json=json, yes=yes, yes_hosts=yes_hosts), reason)
+    return apply_plan(
+        file, Manner(diff=diff, json=json, plain=progress.plain, yes=yes, yes_hosts=yes_hosts), reason
+    )
 
 
 def _policy(batch: list[str] | None, **given: object) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 Texts are alike when they are equal but for what differs on every host anyway: process and job
 numbers, addresses, ages, sizes, rates, the host's own name. Where these differ within a group the
-line shows their range, or `…`.
+line shows their range. Where there are too many texts all the same, counts within them (`7 of 20
+packages`) are taken for alike too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from fleetfix.hostset import HostSet, natural
 
+_WHOLE = r"\d{1,3}(?:,\d{3})+|\d+"
 _NUMBER = r"\d+(?:[.,]\d+)?"
 _VOLATILE = re.compile(
     r"(?<![\w.])(?:"
@@ -22,6 +24,9 @@ _VOLATILE = re.compile(
     rf"|(?P<rate>{_NUMBER} ?[KM]?(?= tok/s))"
     rf"|(?P<time>{_NUMBER} ?(?:ms|s|min|h|d|seconds?|minutes?|hours?|days?)(?: \d+ ?(?:s|min|h))?)"
     r")(?![\w.])"
+)
+_COUNT = re.compile(
+    rf"{_VOLATILE.pattern}|(?<![\w.,:/=+-])(?<!GPU )(?<!CUDA )(?<!exit )(?P<count>{_WHOLE})(?= [a-z])"
 )
 _SELF = "\0"
 _SCALE = {
@@ -38,11 +43,20 @@ class Group:
     text: str
 
 
-def group(said: Iterable[tuple[str, str]]) -> list[Group]:
-    """Fold (host, text) pairs; the largest group first, equal sizes by host."""
+def group(said: Iterable[tuple[str, str]], *, most: int | None = None) -> list[Group]:
+    """Fold (host, text) pairs; the largest group first, equal sizes by host.
+
+    Where there would be more than `most` groups, texts that differ in counts alone are folded too.
+    """
+    pairs = list(said)
+    groups = _fold_by(_VOLATILE, pairs)
+    return groups if most is None or len(groups) <= most else _fold_by(_COUNT, pairs)
+
+
+def _fold_by(volatile: re.Pattern[str], said: Iterable[tuple[str, str]]) -> list[Group]:
     alike: dict[tuple[str, ...], list[tuple[str, list[str]]]] = {}
     for host, text in said:
-        literal, values = _cut(host, text)
+        literal, values = _cut(volatile, host, text)
         alike.setdefault(literal, []).append((host, values))
     groups = [_join(literal, members) for literal, members in alike.items()]
     return sorted(groups, key=lambda one: (-len(one.hosts), natural(next(iter(one.hosts)))))
@@ -68,13 +82,13 @@ def counted(hosts: HostSet, longest: int = 60) -> str:
     return text if len(hosts) == 1 or text.endswith(" hosts)") else f"{text} ({len(hosts)})"
 
 
-def _cut(host: str, text: str) -> tuple[tuple[str, ...], list[str]]:
+def _cut(volatile: re.Pattern[str], host: str, text: str) -> tuple[tuple[str, ...], list[str]]:
     # The line begins with its hosts: what begins with the host's name says it twice.
     own = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", _SELF, text.removeprefix(f"{host}: "))
     literal: list[str] = []
     values: list[str] = []
     end = 0
-    for match in _VOLATILE.finditer(own):
+    for match in volatile.finditer(own):
         literal += [own[end : match.start()], str(match.lastgroup)]
         values.append(match[0])
         end = match.end()
@@ -89,10 +103,17 @@ def _join(literal: tuple[str, ...], members: list[tuple[str, list[str]]]) -> Gro
 
 
 def _merge(kind: str, values: list[str]) -> str:
-    distinct = sorted(set(values), key=_amount)
+    distinct = sorted(set(values), key=_whole if kind == "count" else _amount)
     if len(distinct) == 1:
         return distinct[0]
-    return "…" if kind in ("id", "address") else f"{distinct[0]} to {distinct[-1]}"
+    several = kind == "id" and any("," in one for one in distinct)
+    if several or kind == "address":
+        return "…"
+    return f"{distinct[0]}{'…' if kind == 'id' else ' to '}{distinct[-1]}"
+
+
+def _whole(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 def _amount(text: str) -> tuple[float, str]:

@@ -128,43 +128,16 @@ def _ended(event: StepFinished, paint: Paint, *, touched: bool) -> str | None:
     return paint.outcome(event.result) + (f": {reason}" if reason else "") + took
 
 
-class Lines:
-    """Writes progress lines; the folded plan before the first host is touched."""
+class Teller:
+    """Knows what was told already, and what is said too often."""
 
-    def __init__(self, out: Out, paint: Paint = PLAIN, *, diff: bool = False) -> None:
-        self._out = out
-        self._paint = paint
-        self._diff = diff
+    def __init__(self) -> None:
         self._waited: dict[tuple[str, str], float] = {}
         self._said: dict[str, tuple[int, int]] = {}
         self._failed: dict[tuple[str, str], str] = {}
-        self._planned = 0
-        self._told_at = 0.0
-        self._plan_shown = False
 
-    def plan(self, state: RunState) -> None:
-        """Show the folded plan; once, whoever asks first."""
-        if not self._plan_shown:
-            self._plan_shown = True
-            self._out.line(plan_text(state, diff=self._diff, paint=self._paint))
-
-    def see(self, record: Record, state: RunState) -> None:
-        event = record.event
-        if isinstance(event, WaveStarted):
-            self.plan(state)
-        if isinstance(event, HostPlanned):
-            self._progress(record, state)
-        elif not self._too_much(record) and (line := line_of(record, state, self._paint)):
-            self._out.line(line)
-
-    def _progress(self, record: Record, state: RunState) -> None:
-        self._planned += 1
-        if record.at - self._told_at >= WAIT_LINES_EVERY and self._told_at:
-            self._out.line(f"planned {self._planned} of {count(len(state.hosts), 'host')}")
-        if record.at - self._told_at >= WAIT_LINES_EVERY:
-            self._told_at = record.at
-
-    def _too_much(self, record: Record) -> bool:
+    def too_much(self, record: Record) -> bool:
+        """Whether a record is not worth a line, after those before it."""
         event = record.event
         if isinstance(event, ChangeFinished) and event.failure:
             self._failed[event.host, event.step] = event.failure.message
@@ -182,3 +155,38 @@ class Lines:
             self._said[event.host] = (int(record.at), lines)
             return lines > SAID_A_SECOND
         return False
+
+
+class Lines:
+    """Writes progress lines; the folded plan before the first host is touched."""
+
+    def __init__(self, out: Out, paint: Paint = PLAIN, *, diff: bool = False) -> None:
+        self._out = out
+        self._paint = paint
+        self._diff = diff
+        self._teller = Teller()
+        self._planned = 0
+        self._told_at = 0.0
+        self._plan_shown = False
+
+    def plan(self, state: RunState) -> None:
+        """Show the folded plan; once, whoever asks first."""
+        if not self._plan_shown:
+            self._plan_shown = True
+            self._out.line(plan_text(state, diff=self._diff, paint=self._paint))
+
+    def see(self, record: Record, state: RunState) -> None:
+        event = record.event
+        if isinstance(event, WaveStarted):
+            self.plan(state)
+        if isinstance(event, HostPlanned):
+            self._progress(record, state)
+        elif not self._teller.too_much(record) and (line := line_of(record, state, self._paint)):
+            self._out.line(line)
+
+    def _progress(self, record: Record, state: RunState) -> None:
+        self._planned += 1
+        if record.at - self._told_at >= WAIT_LINES_EVERY and self._told_at:
+            self._out.line(f"planned {self._planned} of {count(len(state.hosts), 'host')}")
+        if record.at - self._told_at >= WAIT_LINES_EVERY:
+            self._told_at = record.at

@@ -26,6 +26,7 @@ class Out:
         self._stream = stream
         self._lines: queue.SimpleQueue[str | Callable[[], object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._writing = False
 
     def line(self, text: str) -> None:
         """Write a line soon."""
@@ -48,6 +49,11 @@ class Out:
             self._thread.start()
         self._lines.put(what)
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was given is written: the reader keeps up."""
+        return self._lines.empty() and not self._writing
+
     def close(self) -> None:
         """Wait until everything is written, a stuck reader for a few seconds only."""
         if self._thread is not None:
@@ -58,11 +64,13 @@ class Out:
     def _write(self) -> None:
         gone = False
         while (what := self._lines.get()) is not None:
+            self._writing = True
             text = what if isinstance(what, str) else ""
             gone = gone or not _wrote(self._stream, text, flush=not text or self._lines.empty())
             if not isinstance(what, str):
                 with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
                     what()
+            self._writing = False
         if not gone:
             _wrote(self._stream, "", flush=True)
 

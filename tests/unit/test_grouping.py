@@ -26,7 +26,8 @@ def test_what_begins_with_the_name_of_its_host_says_it_once() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "together"),
     [
-        ("stop torchrun (pid 11)", "stop torchrun (pid 912)", "stop torchrun (pid …)"),
+        ("stop torchrun (pid 11)", "stop torchrun (pid 912)", "stop torchrun (pid 11…912)"),
+        ("stop pids 11, 12", "stop pids 7, 9", "stop pids …"),
         ("no answer from 10.0.0.1:22", "no answer from 10.0.0.2:22", "no answer from …"),
         ("checkpoint 12 min ago", "checkpoint 3 min ago", "checkpoint 3 min to 12 min ago"),
         ("checkpoint 2 h ago", "checkpoint 30 min ago", "checkpoint 30 min to 2 h ago"),
@@ -52,6 +53,18 @@ def test_what_differs_everywhere_is_a_range_or_left_open(first: str, second: str
 )
 def test_what_differs_in_sense_stays_apart(first: str, second: str) -> None:
     assert len(shown(("gpu01", first), ("gpu02", second))) == 2
+
+
+def test_where_there_are_too_many_texts_those_that_differ_in_counts_alone_are_one() -> None:
+    said = [
+        (f"gpu{n:02}", f"repair {n * 400:,} files of torch 2.{n % 2}, GPU {n % 2} is lost")
+        for n in range(8)
+    ]
+    assert len(group(said)) == len(group(said, most=8)) == 8
+    assert [(str(one.hosts), one.text) for one in group(said, most=7)] == [
+        ("gpu[00,02,04,06]", "repair 0 to 2,400 files of torch 2.0, GPU 0 is lost"),
+        ("gpu[01,03,05,07]", "repair 400 to 2,800 files of torch 2.1, GPU 1 is lost"),
+    ]
 
 
 def test_a_host_name_inside_another_word_is_not_this_host() -> None:
