@@ -233,16 +233,18 @@ class Journal:
         rows = self._ask("SELECT * FROM runs WHERE run = ?", (run,))
         return self._row(rows[0]) if rows else None
 
-    def find(self, text: str, *, dry: bool = True) -> str:
+    def find(self, text: str, *, dry: bool = True, commands: bool | None = None) -> str:
         """Find the one run whose id is, or begins with, this; `last` is the newest.
 
-        Without `dry`, `last` passes over what has nothing to go back on: dry runs and commands.
+        Without `dry`, `last` passes over what has nothing to go back on: dry runs and, but where they
+        are wanted, commands.
         Raises JournalError where there is none or more than one.
         """
         if text == "last":
             query = "SELECT run FROM runs WHERE dry <= ? AND (? OR NOT EXISTS (SELECT 1 FROM records "
             query += "WHERE records.run = runs.run AND seq = 1 AND json_extract(event, '$.command') <> ''))"
-            newest = self._ask(f"{query} ORDER BY began DESC, run DESC LIMIT 1", (dry, dry))
+            values = (dry, dry if commands is None else commands)
+            newest = self._ask(f"{query} ORDER BY began DESC, run DESC LIMIT 1", values)
             if not newest:
                 raise JournalError("no such run is in the journal yet", hint="`fleetfix run` makes one")
             return str(newest[0][0])

@@ -59,7 +59,7 @@ class Journalled:
         from fleetfix.journal import Journal
 
         with Journal.open(state_dir()) as journal:
-            ended = journal.outcomes(journal.find(run, dry=word == "pending"))
+            ended = journal.outcomes(journal.find(run, dry=word == "pending", commands=True))
         if word == FAILED:
             return HostSet(host for host, outcome in ended.items() if outcome not in GOOD | NOT_TRIED)
         return HostSet(host for host, outcome in ended.items() if outcome == word)

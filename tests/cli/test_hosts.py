@@ -108,6 +108,21 @@ def test_a_run_that_there_is_not_is_said(fleetfix: Line, pattern: str, says: str
     assert says in result.err
 
 
+def test_a_host_whose_turn_never_came_has_not_failed(fleetfix: Line) -> None:
+    with Fleet({"gpu01": lamp_host(broken="right"), "gpu02": lamp_host()}):
+        fleetfix("run", "./lamps.yaml", "-i", "hosts.yaml", "-l", "@front", "--yes")
+    for word, host in (("failed", "gpu01"), ("not_started", "gpu02")):
+        last = fleetfix("hosts", f"@{word}:last", "-i", "hosts.yaml").out.splitlines()[-1]
+        assert last == f"1 host: {host} (hosts.yaml)"
+
+
+def test_hosts_of_a_command_are_chosen_too(fleetfix: Line, fleet: Fleet) -> None:
+    with Fleet({"gpu01": lamp_host()}):
+        assert fleetfix("exec", "-i", "hosts.yaml", "-l", "gpu[01-02]", "--", "true").code != 0
+    result = fleetfix("hosts", "@unreachable:last", "-i", "hosts.yaml")
+    assert result.out.splitlines()[-1] == "1 host: gpu02 (hosts.yaml)"
+
+
 def test_a_host_of_the_run_that_the_inventory_does_not_know_is_an_error(
     fleetfix: Line, place: Path
 ) -> None:

@@ -532,6 +532,7 @@ def test_hosts_that_ssh_knows_by_name(write: Write, tmp_path: Path) -> None:
     )
     inventory = Inventory.load("ssh-config:")
     assert list(inventory.hosts) == ["bastion", "gpu01", "gpu02", "nas1"]
+    assert inventory.remarks == ()
     # How each is reached stays with ssh's configuration, which the connection reads.
     assert inventory.hosts["nas1"].model_dump(exclude_defaults=True) == {"name": "nas1", "address": "nas1"}
     other = write("fleet.conf", "Host gpu07\n")
