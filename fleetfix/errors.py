@@ -10,6 +10,7 @@ FleetfixError                  one line and a hint; never a traceback
 ├── JournalError               1   the journal cannot be read or written
 ├── LabError                   1   the lab cannot be made here
 ├── HostError                  2   one host: carries a Failure (4 when unreachable)
+├── BreakerError               3   an earlier run tripped the breaker, and nobody has reset it
 └── Bug                        70  fleetfix broke a promise of its own
 """
 
@@ -121,6 +122,12 @@ class HostError(FleetfixError):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message, hint=failure.hint)
         self.failure = failure
+
+
+class BreakerError(FleetfixError):
+    """An earlier run tripped the breaker of this inventory, and nobody has reset it."""
+
+    exit_code: ClassVar[int] = 3
 
 
 class Bug(FleetfixError):

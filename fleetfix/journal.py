@@ -22,8 +22,16 @@ from typing import Any
 from fleetfix import evidence_folder
 from fleetfix.action import Measurement
 from fleetfix.errors import JournalError
-from fleetfix.events import EVENT, HostFinished, Record, RunFinished, RunStarted, StepFinished
-from fleetfix.runs import RunRow
+from fleetfix.events import (
+    EVENT,
+    BreakerTripped,
+    HostFinished,
+    Record,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+)
+from fleetfix.runs import BreakerRow, RunRow
 
 APPLICATION = 0x666C6678
 """`flfx`, in the header of the file: no other program's database is taken for a journal."""
@@ -51,6 +59,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE measurements (
             job TEXT, at REAL, run TEXT, host TEXT, scope TEXT NOT NULL, rate REAL NOT NULL,
             measurement TEXT NOT NULL, PRIMARY KEY (job, at, run, host)
+        ) WITHOUT ROWID""",
+    ),
+    (
+        """CREATE TABLE breakers (
+            inventory TEXT, tripped REAL, run TEXT, reason TEXT NOT NULL,
+            reset REAL, reset_by TEXT NOT NULL DEFAULT '', reset_reason TEXT NOT NULL DEFAULT '',
+            PRIMARY KEY (inventory, tripped, run)
         ) WITHOUT ROWID""",
     ),
 )
@@ -144,6 +159,11 @@ class Journal:
                 execute(
                     "UPDATE runs SET ended = ?, exit = ? WHERE run = ?", (record.at, event.exit, record.run)
                 )
+            case BreakerTripped():
+                execute(
+                    "INSERT OR IGNORE INTO breakers (inventory, tripped, run, reason) VALUES (?, ?, ?, ?)",
+                    (self._inventory_of(record.run), record.at, record.run, event.reason),
+                )
             case HostFinished():
                 execute(
                     "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?)",
@@ -166,6 +186,20 @@ class Journal:
             reason = (error.strerror or str(error)).lower()
             message = f"evidence cannot be kept in {self.folder}: {reason}"
             raise JournalError(message, hint=_ELSEWHERE) from error
+
+    def _inventory_of(self, run: str) -> str:
+        query = "SELECT event FROM records WHERE run = ? AND kind = 'run_started' ORDER BY seq DESC LIMIT 1"
+        row = self._connection.execute(query, (run,)).fetchone()
+        return "" if row is None else str(json.loads(row[0])["inventory"])
+
+    def reset_breaker(self, inventory: str, *, at: float, by: str, reason: str) -> int:
+        """Let runs change hosts of this inventory again; says how many trips that settles."""
+        query = (
+            "UPDATE breakers SET reset = ?, reset_by = ?, reset_reason = ?"
+            " WHERE inventory = ? AND reset IS NULL"
+        )
+        with self._lock, _spoken(self.path):
+            return self._connection.execute(query, (at, by, reason, inventory)).rowcount
 
     @contextlib.contextmanager
     def drive(self, run: str) -> Iterator[None]:
@@ -269,6 +303,23 @@ class Journal:
     def last_seq(self, run: str) -> int:
         """The number of the run's last record; 0 where it has none."""
         return int(self._ask("SELECT coalesce(max(seq), 0) FROM records WHERE run = ?", (run,))[0][0])
+
+    def breakers(self, limit: int = 100) -> tuple[BreakerRow, ...]:
+        """Every trip of a breaker: those that hold runs now first, then the newest first."""
+        query = (
+            "SELECT inventory, tripped, run, reason, reset, reset_by, reset_reason FROM breakers"
+            " ORDER BY reset IS NOT NULL, tripped DESC LIMIT ?"
+        )
+        return tuple(BreakerRow(*row) for row in self._ask(query, (limit,)))
+
+    def tripped(self, inventory: str) -> BreakerRow | None:
+        """The first trip that still holds runs on this inventory; None where none does."""
+        query = (
+            "SELECT inventory, tripped, run, reason, reset, reset_by, reset_reason FROM breakers"
+            " WHERE inventory = ? AND reset IS NULL ORDER BY tripped LIMIT 1"
+        )
+        rows = self._ask(query, (inventory,))
+        return BreakerRow(*rows[0]) if rows else None
 
     def baseline(self, job: str) -> Measurement | None:
         """The rate that this job has proven: the median one of the newest few, all of one scope."""

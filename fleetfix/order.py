@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fleetfix.events import Outcome
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.policy import Policy, Share
@@ -22,6 +23,8 @@ _BATCH = "batch "
 _LAST = "last "
 
 ITSELF = "the controller itself"
+
+_TURNLESS: frozenset[Outcome] = frozenset({"pending", "ok", "skipped", "cancelled", "not_started"})
 
 
 @dataclass(frozen=True)
@@ -45,35 +48,24 @@ def with_a_turn(state: RunState) -> frozenset[str]:
 
     A host that was given up before its turn has none.
     """
-    return frozenset(
-        name
-        for unit in units(state)
-        if any(_has_work(state.hosts[name]) for name in unit)
-        for name in unit
-        if not _given_up(state.hosts[name])
-    )
+    return frozenset(name for unit in _with_a_turn(state) for name in unit)
 
 
 def ready(state: RunState) -> tuple[Unit, ...]:
     """The units that were not called yet, without those of their hosts that have ended."""
     called = {name for wave in state.waves for name in wave.hosts}
-    found = []
-    for unit in units(state):
-        if any(_has_work(state.hosts[name]) for name in unit):
-            left = tuple(n for n in unit if n not in called and state.hosts[n].finished is None)
-            found += [left] if left else []
-    return tuple(found)
+    left = (
+        tuple(name for name in unit if name not in called and state.hosts[name].finished is None)
+        for unit in _with_a_turn(state)
+    )
+    return tuple(unit for unit in left if unit)
 
 
 def next_wave(state: RunState, policy: Policy) -> Wave | None:
     """Who is called next; None when everybody was."""
-    waiting = ready(state)
-    if not waiting:
+    usual, late = _sorted_out(state, ready(state))
+    if not usual and not late:
         return None
-    last = goes_last(state)
-    usual = [unit for unit in waiting if not any(name in last for name in unit)]
-    # Whoever is the controller goes after the jump hosts too.
-    late = sorted((unit for unit in waiting if unit not in usual), key=lambda unit: _is_here(unit, last))
     if not state.waves and policy.canary:
         return Wave(CANARY, _canary(state, policy, usual or late[:1]))
     if usual:
@@ -81,6 +73,12 @@ def next_wave(state: RunState, policy: Policy) -> Wave | None:
         size = batch(policy, number).of(len(with_a_turn(state)), least=1)
         return Wave(f"{_BATCH}{number + 1}", _whole_units(usual, size))
     return Wave(f"{_LAST}{_so_many(state, _LAST) + 1}", late[0])
+
+
+def canary(state: RunState, policy: Policy) -> tuple[str, ...]:
+    """The hosts that go first, of all that have something to do, however far the run is now."""
+    usual, late = _sorted_out(state, _with_a_turn(state))
+    return _canary(state, policy, usual or late[:1]) if policy.canary else ()
 
 
 def batch(policy: Policy, number: int) -> Share:
@@ -101,17 +99,12 @@ def goes_last(state: RunState) -> dict[str, str]:
 
 
 def same_machine(state: RunState) -> dict[str, HostSet]:
-    """The hosts that share a machine with others of the run, each with those others."""
+    """The hosts that share a machine with others of the run, each with all names of that machine."""
     names: dict[str, list[str]] = {}
     for name, host in state.hosts.items():
         if host.machine:
             names.setdefault(host.machine, []).append(name)
-    return {
-        name: HostSet(alike) - HostSet([name])
-        for alike in names.values()
-        if len(alike) > 1
-        for name in alike
-    }
+    return {name: HostSet(alike) for alike in names.values() if len(alike) > 1 for name in alike}
 
 
 # -- what is known before any connection ----------------------------------------------------------
@@ -149,6 +142,23 @@ def known_to_go_last(hosts: Sequence[Host]) -> dict[str, str]:
 # -- a wave ---------------------------------------------------------------------------------------
 
 
+def _with_a_turn(state: RunState) -> tuple[Unit, ...]:
+    found = (
+        tuple(name for name in unit if not _given_up(state.hosts[name]))
+        for unit in units(state)
+        if any(_has_work(state.hosts[name]) for name in unit)
+    )
+    return tuple(unit for unit in found if unit)
+
+
+def _sorted_out(state: RunState, waiting: Sequence[Unit]) -> tuple[list[Unit], list[Unit]]:
+    """Those that go in batches, and those that go after them, the controller behind the jump hosts."""
+    last = goes_last(state)
+    late = [unit for unit in waiting if any(name in last for name in unit)]
+    usual = [unit for unit in waiting if unit not in late] if late else list(waiting)
+    return usual, sorted(late, key=lambda unit: any(last.get(name) == ITSELF for name in unit))
+
+
 def _canary(state: RunState, policy: Policy, waiting: Sequence[Unit]) -> tuple[str, ...]:
     """The first of each stratum, in whole units."""
     strata = state.started.strata if state.started else {}
@@ -177,13 +187,10 @@ def _so_many(state: RunState, kind: str) -> int:
     return sum(wave.name.startswith(kind) for wave in state.waves)
 
 
-def _is_here(unit: Unit, last: dict[str, str]) -> bool:
-    return any(last.get(name) == ITSELF for name in unit)
-
-
 def _has_work(host: HostState) -> bool:
     return host.pending is True and not _given_up(host)
 
 
 def _given_up(host: HostState) -> bool:
-    return host.finished is not None and not host.started
+    """Whether it ended before its turn because of what it is, and not for want of a turn."""
+    return host.finished is not None and not host.started and host.outcome not in _TURNLESS

@@ -35,3 +35,19 @@ class RunRow:
     reason: str
     driven: bool = False
     outcomes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BreakerRow:
+    """One trip of an inventory's breaker: by which run and why; and who reset it, where somebody did.
+
+    Times are seconds since the epoch; `reset` is None while it holds runs back.
+    """
+
+    inventory: str
+    tripped: float
+    run: str
+    reason: str
+    reset: float | None = None
+    reset_by: str = ""
+    reset_reason: str = ""

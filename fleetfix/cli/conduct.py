@@ -19,6 +19,7 @@ from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
+from fleetfix.cli.tripped import refuse_while_tripped
 from fleetfix.cli.whole_file import require_place, write_whole
 from fleetfix.commands import Json
 from fleetfix.engine.fleetrun import Interrupts, Request, run_fleet
@@ -77,6 +78,9 @@ def conduct(order: Order, manner: Manner) -> int:
 
 def carry_out(request: Request, manner: Manner) -> int:
     """Ask, run and show what was prepared; returns the exit code."""
+    if not request.dry:
+        with Journal.open(state_dir()) as journal:
+            refuse_while_tripped(journal, request.inventory)
     above = config.load().confirm_above
     asked = not request.dry and consent.required(
         f"run {request.playbook.name}",

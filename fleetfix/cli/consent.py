@@ -69,6 +69,13 @@ def ask(question: Question) -> bool:
     return question.agreed(sys.stdin.readline())
 
 
+def confirmed(text: str) -> bool:
+    """Ask a question that is not about hosts; only yes is yes."""
+    forget_typed()
+    print(f"{text} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 async def answered(question: Question, interrupted: Awaitable[object]) -> bool:
     """Wait for the answer while the event loop goes on; an interrupt says no."""
     answer = asyncio.ensure_future(_typed())

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fleetfix import __version__
-from fleetfix.cli import execute, history, hosts, lab, playbooks, rollback, run_playbook
+from fleetfix.cli import breaker, execute, history, hosts, lab, playbooks, rollback, run_playbook
 from fleetfix.cli.command import Command
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ app.command("hosts", cls=Command)(hosts.hosts)
 app.command("playbooks", cls=Command)(playbooks.playbooks)
 app.command("lint", cls=Command)(playbooks.lint)
 app.command("explain", cls=Command)(playbooks.explain)
+app.add_typer(breaker.app, name="breaker")
 app.add_typer(lab.app, name="lab")
 
 

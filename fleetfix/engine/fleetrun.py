@@ -159,9 +159,9 @@ class _Fleet:
     def _settle_survey(self) -> None:
         """Every host is planned: refuse what must not be done, and end or judge what needs nothing."""
         state = self._context.recorder.state
-        for name, others in same_machine(state).items():
+        for name, names in same_machine(state).items():
             if state.hosts[name].finished is None:
-                self._runs[name].refuse(*_one_machine(name, others))
+                self._runs[name].refuse(*_one_machine(names))
         turns = with_a_turn(state)
         for name, host in state.hosts.items():
             if host.finished is not None:
@@ -187,6 +187,10 @@ class _Fleet:
             return  # what happened meanwhile may have changed what comes next
         if not waves and not await self._consented():
             recorder.record(RunHalted(reason="not confirmed"))
+            return
+        held = self._context.memory.tripped(self._context.request.inventory)
+        if held is not None:
+            recorder.record(RunHalted(reason=f"run {held.run} has tripped the breaker: {held.reason}"))
             return
         recorder.record(WaveStarted(name=wave.name, hosts=wave.hosts))
         await recorder.durable()
@@ -265,10 +269,9 @@ class _Fleet:
             )
 
 
-def _one_machine(name: str, others: HostSet) -> tuple[str, str]:
-    """Why a machine that has two names in this run is not worked on, and what to do."""
-    both = HostSet([name]) | others
+def _one_machine(names: HostSet) -> tuple[str, str]:
+    """Why a machine that has more than one name in this run is not worked on, and what to do."""
     return (
-        f"{both} are one machine, by machine id and boot: it would be changed more than once at a time",
+        f"{names} are one machine, by machine id and boot: it would be changed more than once at a time",
         "name it once; where they are containers of one image, give each an /etc/machine-id of its own",
     )

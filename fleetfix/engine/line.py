@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fleetfix.action import Measurement, Probe, Reads, Replies
 from fleetfix.commands import Completed, Read
 from fleetfix.errors import Failure, HostError
+from fleetfix.runs import BreakerRow
 from fleetfix.session import Session
 
 
@@ -17,6 +18,9 @@ class Memory(Protocol):
 
     def baseline(self, job: str) -> Measurement | None:
         """The last proven rate of a job, by its key."""
+
+    def tripped(self, inventory: str) -> BreakerRow | None:
+        """The trip that holds runs on this inventory back, of this run or another; None where none does."""
 
     def keep_evidence(self, run: str, host: str, step: str, files: Mapping[str, bytes]) -> str:
         """Keep files of a host durably, and say in which folder. Raises JournalError."""

@@ -121,6 +121,8 @@ class ScriptedHost:
         self.disabled: str | None = None
         self.clock = 1_760_000_000.0
         """The host's clock; moves only when a test moves it."""
+        self.machine = ""
+        """Its machine id, where a test gives it one that is not its name's."""
         self.boots = 1
         self.opened = 0
         self.changes_asked = 0

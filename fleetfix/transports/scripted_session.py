@@ -40,7 +40,7 @@ class ScriptedSession:
             user="root",
             hostname=self._name,
             boot_id=f"boot-{host.boots}",
-            machine_id=f"machine-{self._name}",
+            machine_id=host.machine or f"machine-{self._name}",
             now=host.clock,
             home="/var/lib/fleetfix",
             disabled=host.disabled,

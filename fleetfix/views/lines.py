@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fleetfix.events import (
     GOOD,
+    BreakerTripped,
     ChangeFinished,
     ChangeStarted,
     ChangeUndone,
@@ -14,11 +15,14 @@ from fleetfix.events import (
     HostFinished,
     HostPlanned,
     HostSaid,
+    NetworkLost,
+    NetworkReturned,
     Record,
     RollbackStarted,
     RunHalted,
     RunInterrupted,
     RunStarted,
+    SoakStarted,
     StepFinished,
     StepStarted,
     StepWaited,
@@ -52,6 +56,16 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
         case RunHalted():
             end = "nothing was changed" if not state.waves else "no further host is started"
             return paint("bad", f"halted: {one_line(event.reason)}; {end}")
+        case BreakerTripped():
+            end = "no run changes hosts of this inventory until the breaker is reset"
+            return paint("bad", f"the breaker tripped: {one_line(event.reason)}; {end}")
+        case SoakStarted():
+            return paint("faint", f"{event.wave} soaks for {duration(event.seconds)}")
+        case NetworkLost():
+            said = f"{event.dropped} of {event.open} sessions dropped at once: this machine's own network"
+            return paint("warn", f"{said}; nothing is begun until they are back")
+        case NetworkReturned():
+            return f"the network is back after {duration(event.seconds)}"
         case RunInterrupted():
             return paint("warn", interrupted(event.signal, event.times))
         case HostFinished():

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from fleetfix.commands import RISK_ORDER
 from fleetfix.events import GOOD, ChangeShown, RunStarted, StepFinished, StepPlanned
 from fleetfix.hostset import HostSet
-from fleetfix.policy import Policy
 from fleetfix.state import HostState, RunState
 from fleetfix.views.amounts import count, size
 from fleetfix.views.grouping import Group, counted, fold, group
 from fleetfix.views.neutral import many_lines, one_line
+from fleetfix.views.order import order_text
 from fleetfix.views.paint import PLAIN, Paint, Tone
 
 STEP_WIDTH = 10
@@ -215,7 +215,7 @@ def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
     yield from _risks(pending, started, paint)
     if nowhere := [step for step, hosts in started.only.items() if not hosts]:
         yield paint("warn", f"on none of these hosts by their own `hosts`: {', '.join(nowhere)}")
-    yield "order: " + in_hosts(started.policy, len(pending), len(state.hosts))
+    yield f"order: {order_text(state, started.policy)}"
     if lost := [host.name for host in pending if host.connected and not host.durable]:
         yield paint(
             "warn",
@@ -243,37 +243,6 @@ def _risks(pending: list[HostState], started: RunStarted, paint: Paint) -> Itera
         yield paint("bad", f"point of no return: {final[0]}; nothing brings back: {', '.join(final)}")
     elif found:
         yield "point of no return: none; every change can be undone"
-
-
-def in_hosts(policy: Policy, pending: int, total: int) -> str:
-    """Say a policy in numbers of hosts: who goes first, how many at once, what halts it."""
-    words = []
-    canary = min(policy.canary, pending)
-    if canary:
-        words.append(f"canary of {canary}")
-    if left := pending - canary:
-        # The last size repeats, so equal ones at the end say nothing.
-        sizes = [str(min(share.of(pending, least=1), left)) for share in policy.batch]
-        while len(sizes) > 1 and sizes[-1] == sizes[-2]:
-            sizes.pop()
-        words.append(
-            f"{'then ' if canary else ''}batches of {', '.join(sizes)}" + (" …" if len(sizes) > 1 else "")
-        )
-    failures = policy.max_failures.of(pending)
-    lost = policy.max_unreachable.of(total)
-    halted = f"halts at the {_ordinal(failures + 1)} host that fails"
-    given_up = "any cannot be reached or is blocked" if lost == 0 else _more_than(lost)
-    words.append(f"{halted}, or when {given_up}")
-    return "; ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
-
-
-def _more_than(number: int) -> str:
-    return f"more than {number} cannot be reached or are blocked"
-
-
-def _ordinal(number: int) -> str:
-    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{suffix}"
 
 
 def summary_of_plan(state: RunState) -> str:

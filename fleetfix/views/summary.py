@@ -40,8 +40,10 @@ MEANINGS = {
 def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
     """Write the end of a run; `code` is the exit code it leads to."""
     lines = [*_stopped(state, paint), *_outcomes(state, paint)]
-    if state.halted:
+    if state.halted and state.halted != state.tripped:
         lines.append(paint("bad", f"halted: {one_line(state.halted)}"))
+    if state.tripped:
+        lines.append(paint("bad", f"the breaker tripped: {one_line(state.tripped)}"))
     lines += _speeds(state)
     lines += _evidence(state)
     if code != 0:
@@ -240,6 +242,8 @@ def _ways_on(state: RunState) -> Iterator[str]:
         yield f"look closer: fleetfix show {state.run} {bad[0].name}"
     if open_:
         yield f"go back on {fold(open_)}: fleetfix rollback {state.run}"
+    if state.tripped:
+        yield "no run changes hosts of this inventory until: fleetfix breaker reset --reason TEXT"
 
 
 def _left_open(host: HostState) -> bool:

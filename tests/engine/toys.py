@@ -15,6 +15,7 @@ from fleetfix.inventory import Host
 from fleetfix.playbook import Playbook, Step
 from fleetfix.policy import Policy, Share
 from fleetfix.recorder import Recorder
+from fleetfix.runs import BreakerRow
 from fleetfix.state import RunState
 from fleetfix.transports.scripted import Fleet, ScriptedHost, World
 
@@ -140,6 +141,7 @@ class Shelf:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.fails_at: int | None = None
+        self.trips: dict[str, BreakerRow] = {}
         self.kept: dict[tuple[str, str, str], bytes] = {}
         """Evidence, by host, step and name."""
 
@@ -153,6 +155,9 @@ class Shelf:
     def keep_evidence(self, run: str, host: str, step: str, files: Mapping[str, bytes]) -> str:
         self.kept.update({(host, step, name): content for name, content in files.items()})
         return f"/kept/{run}/{host}/{step}"
+
+    def tripped(self, inventory: str) -> BreakerRow | None:
+        return self.trips.get(inventory)
 
     @property
     def events(self) -> list[Event]:
@@ -170,6 +175,7 @@ def request(
     policy: Policy | None = None,
     dry: bool = False,
     steps_of: Mapping[str, Sequence[Step]] | None = None,
+    machine: str = "",
 ) -> Request:
     policy = policy or Policy(canary=1, batch=(Share.parse("100%"),), max_unreachable=Share.parse("100%"))
     return Request(
@@ -186,6 +192,7 @@ def request(
         dry=dry,
         operator="ann",
         controller="here",
+        machine=machine,
     )
 
 

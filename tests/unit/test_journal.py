@@ -16,6 +16,7 @@ import pytest
 from fleetfix.action import Measurement
 from fleetfix.errors import Failure, JournalError
 from fleetfix.events import (
+    BreakerTripped,
     Event,
     HostFinished,
     HostSaid,
@@ -24,7 +25,7 @@ from fleetfix.events import (
     RunStarted,
     StepFinished,
 )
-from fleetfix.journal import MIGRATIONS, Journal
+from fleetfix.journal import APPLICATION, MIGRATIONS, Journal
 from fleetfix.policy import Policy
 from fleetfix.state import fold
 
@@ -281,3 +282,45 @@ def test_a_run_is_driven_by_one_process_at_a_time(journal: Journal) -> None:
     assert not other.driven(RUN)
     with other.drive(RUN):
         pass
+
+
+# -- breakers -------------------------------------------------------------------------------------
+
+
+def test_a_breaker_holds_its_inventory_until_it_is_reset_with_name_and_reason(journal: Journal) -> None:
+    journal.append(records(started(), BreakerTripped(reason="going back failed on gpu01")))
+    row = journal.tripped("lab")
+    assert row is not None
+    assert (row.run, row.reason, row.tripped) == (RUN, "going back failed on gpu01", 1001.0)
+    assert journal.tripped("another") is None
+    assert journal.reset_breaker("lab", at=2000.0, by="ann", reason="disk replaced") == 1
+    assert journal.tripped("lab") is None
+    (kept,) = journal.breakers()
+    assert (kept.reset, kept.reset_by, kept.reset_reason) == (2000.0, "ann", "disk replaced")
+    assert journal.reset_breaker("lab", at=3000.0, by="bob", reason="again") == 0, (
+        "what is reset stays as it is"
+    )
+
+
+def test_a_breaker_that_trips_again_holds_again_and_the_holding_come_first(journal: Journal) -> None:
+    journal.append(records(started(), BreakerTripped(reason="one")))
+    journal.reset_breaker("lab", at=1500.0, by="ann", reason="looked")
+    other = RUN[:-4] + "efgh"
+    journal.append(records(started(), BreakerTripped(reason="two"), run=other, at=500.0))
+    row = journal.tripped("lab")
+    assert row is not None
+    assert (row.run, row.reason) == (other, "two")
+    assert [one.reason for one in journal.breakers()] == ["two", "one"]
+
+
+def test_a_journal_of_the_first_schema_is_led_to_todays(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with sqlite3.connect(path) as old:
+        for statement in MIGRATIONS[0]:
+            old.execute(statement)
+        old.execute(f"PRAGMA application_id = {APPLICATION}")
+        old.execute("PRAGMA user_version = 1")
+    old.close()
+    with Journal.open(tmp_path) as journal:
+        journal.append(records(started(), BreakerTripped(reason="one")))
+        assert journal.tripped("lab") is not None

@@ -1,0 +1,146 @@
+"""The breaker, from the run that trips it to the word that resets it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from fleetfix.cli import consent
+from fleetfix.transports.scripted import Fleet
+from tests.cli.conftest import Line
+
+LAMPS = ("./lamps.yaml", "-i", "hosts.yaml")
+ALL = ("--hosts", "gpu[01-04]", "--yes")
+
+
+def tripped(fleetfix: Line, fleet: Fleet) -> str:
+    """Run into a rollback that fails; says the run's id."""
+    fleet["gpu01"].world.update(broken="right", stuck="left")
+    with fleet:
+        result = fleetfix("run", *LAMPS, *ALL)
+    assert result.code == 3
+    assert "the breaker tripped: going back failed on gpu01" in result.out
+    assert "fleetfix breaker reset" in result.out
+    assert "the breaker tripped: going back failed on gpu01; no run changes hosts" in result.err
+    return result.run
+
+
+def test_a_tripped_breaker_refuses_runs_and_lets_all_else_go_on(fleetfix: Line, fleet: Fleet) -> None:
+    run = tripped(fleetfix, fleet)
+    opened = fleet["gpu02"].opened
+    with fleet:
+        refused = fleetfix("run", *LAMPS, *ALL)
+        assert refused.code == 3
+        first, hint = refused.err.splitlines()
+        assert first.endswith(f"is tripped by run {run}: going back failed on gpu01")
+        assert "fleetfix breaker reset" in hint
+        assert fleet["gpu02"].opened == opened, "nothing was connected to"
+        assert fleetfix("plan", *LAMPS, "--hosts", "gpu[02-04]").code == 0
+        assert fleetfix("run", *LAMPS, "--hosts", "gpu02", "--dry-run").code == 0
+        fleet["gpu01"].world["stuck"] = ""
+        assert fleetfix("rollback", run, "--yes").code == 0
+        assert fleetfix("run", *LAMPS, *ALL).code == 3, "a rollback that goes well resets nothing"
+
+
+def test_status_tells_what_holds_and_what_was_reset_by_whom(fleetfix: Line, fleet: Fleet) -> None:
+    assert fleetfix("breaker", "status").out == "no breaker is tripped\n"
+    run = tripped(fleetfix, fleet)
+    told = fleetfix("breaker", "status")
+    assert told.code == 0
+    assert f"by run {run}: going back failed on gpu01" in told.out
+    row = json.loads(fleetfix("breaker", "status", "--json").out)
+    assert (row["run"], row["reset"]) == (run, None)
+    done = fleetfix("breaker", "reset", "--reason", "the lamp was replaced", "--yes")
+    assert done.code == 0
+    again = fleetfix("breaker", "status").out.splitlines()
+    assert again[0] == "no breaker is tripped"
+    assert again[-1].endswith("the lamp was replaced")
+    fleet["gpu01"].world.update(broken="", stuck="")
+    with fleet:
+        fleetfix("rollback", run, "--yes")
+        assert fleetfix("run", *LAMPS, *ALL).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--yes",), "--reason"),
+        (("--yes", "--reason", " "), "with a reason"),
+        (("--reason", "x"), "nobody is at a terminal"),
+        (("--reason", "x", "--yes", "-i", "other.yaml"), "the breaker of other.yaml is not tripped"),
+    ],
+)
+def test_a_reset_wants_a_reason_a_yes_and_the_right_inventory(
+    words: tuple[str, ...], said: str, fleetfix: Line, fleet: Fleet
+) -> None:
+    tripped(fleetfix, fleet)
+    result = fleetfix("breaker", "reset", *words)
+    assert (result.code, said in result.err) == (1, True), result.err
+    assert json.loads(fleetfix("breaker", "status", "--json").out)["reset"] is None
+
+
+def test_where_none_is_tripped_there_is_nothing_to_reset(fleetfix: Line) -> None:
+    result = fleetfix("breaker", "reset", "--reason", "x", "--yes")
+    assert (result.code, "no breaker is tripped" in result.err) == (1, True)
+
+
+@pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("\n", 1), ("", 1)])
+def test_at_a_terminal_a_reset_is_asked_for(
+    typed: str, code: int, fleetfix: Line, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tripped(fleetfix, fleet)
+    monkeypatch.setattr(consent, "at_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    result = fleetfix("breaker", "reset", "-i", "hosts.yaml", "--reason", "looked")
+    assert result.code == code
+    assert "again? [y/N]" in result.err
+
+
+def test_each_policy_has_its_option_and_the_plan_says_it_in_hosts(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        result = fleetfix(
+            *("plan", *LAMPS, "--hosts", "gpu[01-04]", "--max-unavailable", "50%", "--soak", "5m"),
+            *("--on-unproven", "count", "--batch", "1"),
+        )
+    assert (
+        "order: canary of 1, then batches of 1, 5 min apart; at most 2 hosts out of service at once;"
+        " halts at the 1st host that fails, or when more than 2 cannot be reached or are blocked;"
+        " a speed that is not proven counts as a failure" in " ".join(result.out.split())
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--max-unavailable", "some"), "--max-unavailable 'some'"),
+        (("--soak", "soon"), "--soak 'soon'"),
+        (("--on-unproven", "wait"), "--on-unproven 'wait'"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_one_line(
+    words: tuple[str, ...], said: str, fleetfix: Line
+) -> None:
+    result = fleetfix("plan", *LAMPS, "--hosts", "gpu01", *words)
+    assert (result.code, said in result.err) == (1, True), result.err
+
+
+def test_a_stratum_that_no_host_knows_is_refused_and_one_that_is_known_is_planned(
+    fleetfix: Line, fleet: Fleet, place: Path
+) -> None:
+    playbook, inventory = place / "lamps.yaml", place / "hosts.yaml"
+    playbook.write_text(playbook.read_text().replace("{canary: 1,", "{canary: 1, strata: [sku],"))
+    result = fleetfix("plan", *LAMPS, "--hosts", "gpu[01-04]")
+    assert (result.code, "policy.strata names sku" in result.err) == (1, True)
+    groups = """\
+  odd: {hosts: "gpu[01,03]", vars: {sku: a}}
+  even: {hosts: "gpu[02,04]", vars: {sku: b}}
+"""
+    inventory.write_text(inventory.read_text() + groups)
+    with fleet:
+        result = fleetfix("plan", *LAMPS, "--hosts", "gpu[01-04]")
+        assert "canary of 2 (1 of each sku)" in result.out
+        done = fleetfix("run", *LAMPS, *ALL)
+    assert "canary: gpu[01-02] (2)" in done.err

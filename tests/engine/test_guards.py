@@ -1,0 +1,211 @@
+"""What holds a run back, on scripted hosts: budgets, order, soak, the breaker, names of one machine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fleetfix.engine.context import Interrupts
+from fleetfix.engine.going_back import roll_back
+from fleetfix.errors import Failure
+from fleetfix.policy import Policy
+from fleetfix.recorder import Recorder
+from fleetfix.runs import BreakerRow
+from fleetfix.state import RunState
+from fleetfix.transports.scripted import Fleet
+from tests.engine.toys import HandClock, Lit, Shelf, Switch, play, request, step, toy_host
+
+A = [step("a", Switch(name="a"))]
+
+
+def outcomes(state: RunState) -> dict[str, str | None]:
+    return {name: host.outcome for name, host in state.hosts.items()}
+
+
+def dark(count: int) -> Fleet:
+    return Fleet({f"gpu{n:02}": toy_host(a=False) for n in range(1, count + 1)})
+
+
+def policy_of(**given: object) -> Policy:
+    return Policy.model_validate({"canary": 0, "batch": ["100%"], "max_unreachable": "100%", **given})
+
+
+# -- how many at once -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bound", "most"), [(None, 8), ("25%", 2), ("3", 3)])
+async def test_no_more_hosts_are_at_work_than_may_be_out_of_service(bound: str | None, most: int) -> None:
+    at_work, seen = 0, 0
+
+    async def work(args: dict[str, object], world: dict[str, object]) -> None:
+        nonlocal at_work, seen
+        at_work += 1
+        seen = max(seen, at_work)
+        await asyncio.sleep(0.005)
+        at_work -= 1
+        world["a"] = True
+
+    fleet = dark(8).on("toy.set", work)
+    state, _ = await play(fleet, A, policy=policy_of(max_unavailable=bound))
+    assert set(outcomes(state).values()) == {"changed"}
+    assert seen == most
+
+
+async def test_hosts_that_stay_out_of_service_leave_less_room_and_at_last_none() -> None:
+    steps = [
+        step("stop", Switch(name="job", on=False, key="stop:job", job="stops")),
+        step("lamp", Lit(name="lamp"), on_failure="stop"),
+    ]
+    fleet = Fleet({f"gpu{n}": toy_host(job=True, lamp=n > 2) for n in range(1, 7)})
+    policy = policy_of(max_unavailable=2, max_failures="100%")
+    state, _ = await play(fleet, steps, policy=policy)
+    assert list(outcomes(state).values()) == ["failed", "failed", *["not_started"] * 4]
+    assert state.halted is not None
+    assert "2 out of service already, and gpu3 would be one more" in state.halted
+    assert state.exit == 3
+
+
+# -- soak -----------------------------------------------------------------------------------------
+
+
+async def test_between_two_waves_it_soaks_and_says_so() -> None:
+    clock = HandClock()
+    policy = policy_of(canary=1, batch=[1], soak=300)
+    state, shelf = await play(dark(3), A, policy=policy, clock=clock)
+    assert [event.wave for event in shelf.of("soak_started")] == ["canary", "batch 1"]
+    assert clock.slept == [300.0, 300.0]
+    assert state.exit == 0
+
+
+class LongClock(HandClock):
+    """Time of which a long sleep never ends, but is begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asleep = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < 100:
+            return await super().sleep(seconds)
+        self.asleep.set()
+        await asyncio.Event().wait()
+        return None
+
+
+async def test_only_the_operator_cuts_a_soak_short_and_then_nothing_more_is_begun() -> None:
+    clock, interrupts, fleet = LongClock(), Interrupts(), dark(2)
+
+    async def interrupt() -> None:
+        await clock.asleep.wait()
+        await asyncio.sleep(0.01)
+        interrupts.interrupt("SIGINT")
+
+    task = asyncio.ensure_future(interrupt())
+    policy = policy_of(canary=1, soak=300)
+    state, _ = await play(fleet, A, policy=policy, clock=clock, interrupts=interrupts)
+    await task
+    assert outcomes(state) == {"gpu01": "changed", "gpu02": "not_started"}
+    assert (state.exit, state.interrupted) == (130, 1)
+
+
+# -- the breaker ----------------------------------------------------------------------------------
+
+
+async def test_one_failure_on_three_hosts_trips_the_breaker_and_holds_the_rest() -> None:
+    fleet = dark(9)
+    fleet.on("toy.set", None)
+    policy = policy_of(max_failures="100%", batch=[3])
+    state, shelf = await play(fleet, A, policy=policy)
+    assert list(outcomes(state).values()) == [*["rolled_back"] * 3, *["not_started"] * 6]
+    assert [event.reason for event in shelf.of("breaker_tripped")] == [
+        "3 hosts failed alike: gpu[01-03] at a: done, and still to do: turn a on"
+    ]
+    assert shelf.of("run_halted") == []
+    assert state.exit == 3
+    assert {name: fleet[name].writes() for name in ("gpu04", "gpu09")} == {"gpu04": 0, "gpu09": 0}
+
+
+async def test_hosts_of_a_wave_that_wait_for_their_turn_are_held_too() -> None:
+    fleet = dark(6)
+    fleet.on("toy.set", None)
+    state, shelf = await play(fleet, A, policy=policy_of(max_failures="100%", forks=1))
+    assert list(outcomes(state).values()) == [*["rolled_back"] * 3, *["not_started"] * 3]
+    assert len(shelf.of("breaker_tripped")) == 1
+
+
+async def test_two_hosts_lost_after_a_change_trip_it() -> None:
+    fleet = dark(5)
+    for name in ("gpu01", "gpu02"):
+        fleet[name].lose(after=1, back=False)
+    state, shelf = await play(fleet, A, policy=policy_of(max_failures="100%", batch=[1]))
+    assert list(outcomes(state).values()) == ["rollback_pending"] * 2 + ["not_started"] * 3
+    assert shelf.of("breaker_tripped")[0].reason == "2 hosts were lost after a change: gpu[01-02]"
+
+
+async def test_a_breaker_that_another_run_tripped_meanwhile_stops_this_one_before_its_next_wave() -> None:
+    shelf = Shelf()
+    fleet = dark(3)
+
+    def trip_meanwhile(args: dict[str, object], world: dict[str, object]) -> None:
+        world["a"] = True
+        shelf.trips["inline"] = BreakerRow("inline", 0.0, "another", "going back failed on gpu99")
+
+    fleet["gpu01"].on("toy.set", trip_meanwhile)
+    state, _ = await play(fleet, A, policy=policy_of(canary=1), shelf=shelf)
+    assert list(outcomes(state).values()) == ["changed", "not_started", "not_started"]
+    assert state.halted == "run another has tripped the breaker: going back failed on gpu99"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_rollback_by_hand_that_fails_trips_it_and_one_that_goes_well_does_not(fails: bool) -> None:
+    fleet, shelf = dark(2), Shelf()
+    state, _ = await play(fleet, A, shelf=shelf, policy=policy_of())
+    if fails:
+        full = Failure(kind="no_space", message="no space left")
+        fleet["gpu02"].on("toy.set", full)
+    asked = request(tuple(fleet), A)
+    recorder = Recorder(asked.run, shelf, state=state, seq=len(shelf.records))
+    with fleet:
+        await roll_back(asked.run, "toy", asked.hosts, recorder, operator="ann", controller="here")
+    tripped = [event.reason for event in shelf.of("breaker_tripped")]
+    assert tripped == (["going back failed on gpu02"] if fails else [])
+
+
+# -- one machine, two names -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dry", [False, True])
+async def test_two_names_of_one_machine_are_both_refused_before_any_change(dry: bool) -> None:
+    fleet = dark(3)
+    fleet["gpu01"].machine = fleet["gpu03"].machine = "one"
+    state, shelf = await play(fleet, A, policy=policy_of(), dry=dry)
+    well = "pending" if dry else "changed"
+    assert outcomes(state) == {"gpu01": "blocked", "gpu02": well, "gpu03": "blocked"}
+    assert [fleet[name].writes() for name in fleet] == [0, 0 if dry else 1, 0]
+    for end in shelf.of("host_finished"):
+        if end.outcome == "blocked":
+            assert end.reason.startswith("gpu[01,03] are one machine")
+            assert "/etc/machine-id" in end.failure.hint
+
+
+async def test_they_are_refused_also_where_neither_needs_anything() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=True), "gpu02": toy_host(a=True)})
+    fleet["gpu01"].machine = fleet["gpu02"].machine = "one"
+    state, _ = await play(fleet, A, policy=policy_of())
+    assert outcomes(state) == {"gpu01": "blocked", "gpu02": "blocked"}
+
+
+# -- the last -------------------------------------------------------------------------------------
+
+
+async def test_the_controller_itself_goes_last_and_alone() -> None:
+    fleet = dark(3)
+    fleet["gpu01"].machine = "here"
+    state, shelf = await play(fleet, A, policy=policy_of(canary=1), machine="here/boot-1")
+    assert [(wave.name, wave.hosts) for wave in shelf.of("wave_started")] == [
+        ("canary", ("gpu02",)),
+        ("batch 1", ("gpu03",)),
+        ("last 1", ("gpu01",)),
+    ]
+    assert state.exit == 0
