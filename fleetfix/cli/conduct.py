@@ -78,9 +78,6 @@ def conduct(order: Order, manner: Manner) -> int:
 
 def carry_out(request: Request, manner: Manner) -> int:
     """Ask, run and show what was prepared; returns the exit code."""
-    if not request.dry:
-        with Journal.open(state_dir()) as journal:
-            refuse_while_tripped(journal, request.inventory)
     above = config.load().confirm_above
     asked = not request.dry and consent.required(
         f"run {request.playbook.name}",
@@ -90,6 +87,8 @@ def carry_out(request: Request, manner: Manner) -> int:
         above=above,
     )
     with Journal.open(state_dir()) as journal, journal.drive(request.run):
+        if not request.dry:
+            refuse_while_tripped(journal, request.inventory)
         show = Show(json=manner.json, diff=manner.diff, plain=manner.plain)
         try:
             state = asyncio.run(
