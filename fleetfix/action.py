@@ -96,6 +96,11 @@ class Action(Value, Generic[Facts]):
         del user
         return None
 
+    @property
+    def own_check(self) -> bool:
+        """Whether its probe runs a program of the author's own: nothing proves that it only looks."""
+        return False
+
     def probe(self) -> Probe[Facts]:
         """Ask what `plan` needs to know."""
         raise NotImplementedError

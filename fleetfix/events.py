@@ -124,6 +124,10 @@ class StepPlanned(Value):
     notes: tuple[str, ...] = ()
     verdict: str | None = None
     reason: str = ""
+    own_check: bool = False
+    """A program of the author's own was asked what is to be done: nothing proves that it only looks."""
+    by_word: bool = False
+    """Nothing will verify what the changes do; they are made by the author's word."""
 
 
 class HostPlanned(Value):

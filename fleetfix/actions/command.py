@@ -75,6 +75,10 @@ class ByWord(Action[CheckFacts]):
     def converges(self) -> bool:
         return not self.always
 
+    @property
+    def own_check(self) -> bool:
+        return self.to_check() is not None
+
     def probe(self) -> Probe[CheckFacts]:
         argv = self.to_check()
         if argv is None and self._user is not None:

@@ -116,4 +116,6 @@ def step_planned(host: str, one: Foreseen, error: Failure | None) -> StepPlanned
         notes=one.plan.notes,
         verdict=verdict,
         reason=reason,
+        own_check=isinstance(one.step.act, Action) and one.step.act.own_check,
+        by_word=isinstance(one.step.act, Action) and one.pending and not one.step.act.converges,
     )

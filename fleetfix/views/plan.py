@@ -19,6 +19,15 @@ STEP_WIDTH = 10
 DIFF_LINES = 200
 """Lines of one change's difference that are shown."""
 
+PLANS = 4
+"""Distinct plans from which on those that differ in counts alone are folded too."""
+
+PLAN_LINES = 24
+"""Lines that all plans together may take; the first is always shown whole."""
+
+REASONS = 8
+"""Lines on hosts that are given up, and on hosts with nothing to do."""
+
 
 def plan_text(state: RunState, *, diff: bool = False, paint: Paint = PLAIN) -> str:
     """Write the plan that a survey found; hosts that cannot be worked on come first."""
@@ -43,9 +52,16 @@ def _head(started: RunStarted) -> str:
 
 
 def _given_up(state: RunState, paint: Paint) -> Iterator[str]:
+    shown, left = 0, HostSet()
     for outcome, found in refusals(state).items():
-        for one in group(found):
-            yield f"{paint.outcome(outcome)}: {counted(one.hosts)}: {one.text}"
+        for one in group(found, most=PLANS):
+            if shown < REASONS:
+                yield f"{paint.outcome(outcome)}: {counted(one.hosts)}: {one.text}"
+            else:
+                left |= one.hosts
+            shown += 1
+    if left:
+        yield f"… and other reasons on {counted(left)}: fleetfix show {state.run} {next(iter(left))}"
 
 
 def refusals(state: RunState) -> dict[str, list[tuple[str, str]]]:
@@ -94,14 +110,32 @@ def why_ended(event: StepFinished, *, touched: bool) -> str:
 
 def _work(state: RunState, started: RunStarted, paint: Paint, diff: bool) -> Iterator[str]:
     names = {step: _where(step, name, started) for step, name in started.steps}
-    for one in _alike(state, started, diff):
+    plans = _alike(state, started, diff)
+    lines: list[str] = []
+    shown = 0
+    for one in plans:
+        own = list(_plan(one, names, paint))
+        if shown and not diff and len(lines) + len(own) > PLAN_LINES:
+            break
+        lines += own
+        shown += 1
+    yield from lines
+    if others := plans[shown:]:
+        left = HostSet(host for one in others for host in one.hosts)
+        more = "another plan" if len(others) == 1 else f"{len(others)} other plans"
         yield ""
-        yield paint("strong", f"{counted(one.hosts)}:")
-        last = ""
-        for line in one.text.split("\n"):
-            step, _, text = line.partition("\t")
-            yield from _labelled(step if step != last else "", names, text, paint)
-            last = step or last
+        yield f"… and {more} on {counted(left)}: fleetfix show {state.run} {next(iter(left))}"
+
+
+def _plan(one: Group, names: dict[str, str], paint: Paint) -> Iterator[str]:
+    """One plan, under the hosts that have it."""
+    yield ""
+    yield paint("strong", f"{counted(one.hosts)}:")
+    last = ""
+    for line in one.text.split("\n"):
+        step, _, text = line.partition("\t")
+        yield from _labelled(step if step != last else "", names, text, paint)
+        last = step or last
 
 
 def _where(step: str, name: str, started: RunStarted) -> str:
@@ -131,11 +165,12 @@ def _toned(text: str, paint: Paint) -> str:
 
 def _alike(state: RunState, started: RunStarted, diff: bool) -> list[Group]:
     refused = {host for found in refusals(state).values() for host, _ in found}
-    return group(
+    plans = (
         (host.name, "\n".join(_of_host(host, started, diff)))
         for host in state.hosts.values()
         if host.pending and host.name not in refused
     )
+    return group(plans, most=PLANS)
 
 
 def _of_host(host: HostState, started: RunStarted, diff: bool) -> Iterator[str]:
@@ -189,8 +224,11 @@ def _idle(state: RunState) -> Iterator[str]:
     notes = [
         (host.name, note) for host in state.hosts.values() if host.name in idle for note in _notes(host)
     ]
-    for one in group(notes):
+    folded = group(notes, most=PLANS)
+    for one in folded[:REASONS]:
         yield f"  {counted(one.hosts)}: {one.text}"
+    if left := HostSet(host for one in folded[REASONS:] for host in one.hosts):
+        yield f"  … and other notes on {counted(left)}: fleetfix show {state.run} {next(iter(left))}"
 
 
 def _notes(host: HostState) -> Iterator[str]:
@@ -209,9 +247,10 @@ def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
     if not pending:
         return
     yield ""
-    fetched = sum(change.fetch_bytes for host in pending for change in _changes(host))
-    if fetched:
-        yield f"to fetch: {size(fetched)} in all"
+    fetched = [sum(change.fetch_bytes for change in _changes(host)) for host in pending]
+    if any(fetched):
+        yield f"to fetch: {size(sum(fetched))} in all, at most {size(max(fetched))} a host"
+    yield from _by_word(state, started, paint)
     yield from _risks(pending, started, paint)
     if nowhere := [step for step, hosts in started.only.items() if not hosts]:
         yield paint("warn", f"on none of these hosts by their own `hosts`: {', '.join(nowhere)}")
@@ -226,6 +265,21 @@ def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
 def _changes(host: HostState) -> Iterator[ChangeShown]:
     for step in host.steps.values():
         yield from step.planned.changes if step.planned and step.planned.pending else ()
+
+
+def _by_word(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
+    """What rests on the author's word: nothing that fleetfix knows proves it."""
+    known = {
+        step.planned.step: step.planned
+        for host in state.hosts.values()
+        for step in host.steps.values()
+        if step.planned is not None and (step.planned.own_check or step.planned.by_word)
+    }
+    order = [known[step] for step, _ in started.steps if step in known]
+    if blind := [one.step for one in order if one.by_word]:
+        yield paint("warn", f"by the author's word, verified by nothing: {', '.join(blind)}")
+    if asked := [one.step for one in order if one.own_check]:
+        yield f"asked by the author's own check, which ran on these hosts: {', '.join(asked)}"
 
 
 def _risks(pending: list[HostState], started: RunStarted, paint: Paint) -> Iterator[str]:

@@ -15,7 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetfix.events import EVENT, HostFinished, HostSaid, Record, RunFinished, StepFinished
+from fleetfix.events import (
+    EVENT,
+    Event,
+    HostFinished,
+    HostPlanned,
+    HostSaid,
+    Record,
+    RunFinished,
+    StepFinished,
+    StepPlanned,
+)
 from fleetfix.runs import RunRow, new_run_id
 from fleetfix.state import RunState, after, fold
 from fleetfix.views import amounts
@@ -115,6 +125,55 @@ def test_a_thousand_hosts_that_all_fail_differently_fit_a_screen_too() -> None:
     assert len(text.splitlines()) <= SCREEN
     assert "… and other messages on" in text
     assert "gpu[0011-1000] (990)" in text
+
+
+def uneven_thousand() -> list[Record]:
+    """1,000 hosts whose plans differ in numbers everywhere and in sense here and there."""
+    hosts = "gpu[0001-1000]"
+    events: list[Event] = [stories.started(hosts)]
+    for number, host in enumerate(stories.started(hosts).hosts):
+        plan = list(stories.planned(host, 1000 + number, f"{number % 50 + 1} min ago"))
+        if number % 20 == 7:
+            events += stories.unreachable(
+                host, f"no answer from 10.0.{number // 250}.{number % 250} port 22"
+            )
+            continue
+        if number % 40 == 8:
+            why = f"{('alice', 'bob', 'carol')[number % 3]}'s job {number} holds {number % 7} of these GPUs"
+            events += [StepPlanned(host=host, step="stop", pending=True, blocked=why)]
+            events += [HostFinished(host=host, outcome="blocked", reason=why, step="stop")]
+            continue
+        if number % 3 == 0:
+            events += stories.healthy(host)
+            events += [HostFinished(host=host, outcome="ok")]
+            continue
+        files, packages = number % 90 + 1, number % 4 + 1
+        many = f"repair {files} files of {packages} packages, remove {number % 17 + 2} packages"
+        wheels = stories.WHEELS.model_copy(update={"summary": many})
+        if number % 100 == 11:
+            wheels = wheels.model_copy(update={"summary": f"{many}, and torch {'.'.join(str(number))}"})
+        plan[4] = StepPlanned(host=host, step="wheels", pending=True, changes=(wheels,))
+        events += plan
+    return stories.records(events, every=0.01)
+
+
+def test_a_thousand_plans_fit_a_screen_whatever_they_differ_in() -> None:
+    text = plan_text(fold(uneven_thousand()))
+    golden("plan-thousand", text)
+    assert len(text.splitlines()) <= 40
+    assert sum(len(line) > 160 for line in text.splitlines()) == 0
+
+
+def test_what_rests_on_the_word_of_its_author_is_said() -> None:
+    run = stories.stop_change(1).model_copy(update={"summary": "run `x`"})
+    planned = [
+        StepPlanned(host="gpu01", step="stop", pending=True, changes=(run,), by_word=True),
+        StepPlanned(host="gpu01", step="wheels", pending=False, own_check=True),
+        HostPlanned(host="gpu01", pending=True),
+    ]
+    lines = plan_text(fold(stories.records([stories.started("gpu01"), *planned]))).splitlines()
+    assert "by the author's word, verified by nothing: stop" in lines
+    assert "asked by the author's own check, which ran on these hosts: wheels" in lines
 
 
 def test_a_stopped_job_heads_the_summary() -> None:
