@@ -40,6 +40,9 @@ Outcome = Literal[
 GOOD: frozenset[Outcome] = frozenset({"ok", "changed", "pending", "skipped"})
 StepResult = Literal["ok", "changed", "skipped", "failed", "unknown", "blocked"]
 
+FoundState = Literal["begun", "done", "failed", "in_doubt", "undone", "undo_failed", "absent"]
+"""What a host knows of a change when its run is taken up again; absent: it was never begun there."""
+
 
 def one_machine(machine_id: str, boot_id: str) -> str:
     """Name a machine while it runs, whatever its names: clones share a machine id, but no boot. Empty
@@ -58,6 +61,10 @@ class ChangeShown(Value):
     risk: Risk
     job: Literal["", "stops", "starts"] = ""
     fetch_bytes: int = 0
+
+    def announces(self) -> frozenset[str]:
+        """The items that a plan holding this change has announced."""
+        return frozenset({self.key, *(f"{self.key}/{part}" for part in self.parts)})
 
 
 class RunStarted(Value):
@@ -88,6 +95,18 @@ class RunStarted(Value):
     """The controller's own machine, as `machine` names one; empty where it does not know."""
     command: str = ""
     """What `exec` runs, in words and without secrets; empty for a playbook."""
+    text: str = ""
+    """The playbook itself, so that the run goes on with what it began with. Empty in older journals."""
+
+
+class RunResumed(Value):
+    """The run goes on: its hosts that had not ended well, or not at all, are taken up again."""
+
+    kind: Literal["run_resumed"] = "run_resumed"
+    operator: str
+    controller: str
+    hosts: tuple[str, ...]
+    reason: str = ""
 
 
 class HostConnected(Value):
@@ -226,6 +245,17 @@ class ChangeFinished(Value):
     seconds: float = 0.0
 
 
+class ChangeFound(Value):
+    """What the host's own log says of a change, where it says more than this journal, or otherwise."""
+
+    kind: Literal["change_found"] = "change_found"
+    host: str
+    step: str
+    change: str
+    state: FoundState
+    shown: ChangeShown
+
+
 class StepFinished(Value):
     kind: Literal["step_finished"] = "step_finished"
     host: str
@@ -352,6 +382,28 @@ class RunFinished(Value):
     exit: int
 
 
+class HostCommitted(Value):
+    """What only undo needed was dropped on the host: what the run did there stays."""
+
+    kind: Literal["host_committed"] = "host_committed"
+    host: str
+    operator: str
+    controller: str
+    reason: str = ""
+
+
+class HostReleased(Value):
+    """The run gave the host up without undoing: other runs may go there again."""
+
+    kind: Literal["host_released"] = "host_released"
+    host: str
+    operator: str
+    controller: str
+    reason: str = ""
+    left: tuple[str, ...] = ()
+    """What stays there as the run left it."""
+
+
 class RunRolledBack(Value):
     """`fleetfix rollback` went over hosts of the run; `exit` is that command's, not the run's."""
 
@@ -361,6 +413,7 @@ class RunRolledBack(Value):
 
 Event = Annotated[
     RunStarted
+    | RunResumed
     | HostConnected
     | HostLost
     | StepPlanned
@@ -373,6 +426,7 @@ Event = Annotated[
     | StepWaited
     | ChangeStarted
     | ChangeFinished
+    | ChangeFound
     | StepFinished
     | HostSaid
     | CommandEnded
@@ -380,6 +434,8 @@ Event = Annotated[
     | ChangeUndone
     | RollbackFinished
     | HostFinished
+    | HostCommitted
+    | HostReleased
     | RunHalted
     | BreakerTripped
     | SoakStarted

@@ -98,6 +98,8 @@ class Past(Value):
     state: PastState
     at: float
     completed: Completed | None = None
+    key: str = ""
+    job: Literal["", "stops", "starts"] = ""
 
 
 class Purpose(Value):
@@ -262,6 +264,6 @@ def host_error(kind: str, message: str, hint: str = "") -> HostError:
     return HostError(failure)
 
 
-def unfinished_hint(run: str) -> str:
-    """The command that settles what a run left open."""
-    return f"fleetfix rollback {run}"
+def unfinished_hint(run: str, host: str = "") -> str:
+    """The commands that settle what a run left open on a host: go on, go back, or give it up."""
+    return f"fleetfix resume, rollback or release {run}" + (f" --hosts {host}" if host else "")

@@ -13,16 +13,19 @@ from fleetfix.events import (
     GOOD,
     BreakerTripped,
     ChangeFinished,
+    ChangeFound,
     ChangeShown,
     ChangeStarted,
     ChangeUndone,
     CohortFormed,
     CommandEnded,
     EvidenceKept,
+    HostCommitted,
     HostConnected,
     HostFinished,
     HostLost,
     HostPlanned,
+    HostReleased,
     HostSaid,
     HostStarted,
     NetworkLost,
@@ -34,6 +37,7 @@ from fleetfix.events import (
     RunFinished,
     RunHalted,
     RunInterrupted,
+    RunResumed,
     RunRolledBack,
     RunStarted,
     SoakStarted,
@@ -50,6 +54,8 @@ class StepState:
     """One step on one host: what was planned, and how it ended."""
 
     planned: StepPlanned | None = None
+    before: StepPlanned | None = None
+    """The plan from before the host was touched: undone means that this is to be done again."""
     result: str | None = None
     reason: str = ""
     failure: Failure | None = None
@@ -76,9 +82,15 @@ class HostState:
     steps: dict[str, StepState] = field(default_factory=dict)
     changes: dict[str, ChangeShown] = field(default_factory=dict)
     """Every change begun and not undone, by id, oldest first."""
+    done: frozenset[str] = frozenset()
+    """The ids of those that are known to have ended well."""
     failed: frozenset[str] = frozenset()
-    """The ids of those that did not end well."""
-    rolling_back: bool = False
+    """The ids of those that are known to have failed; of the others nothing is known yet, or for good."""
+    undone: frozenset[str] = frozenset()
+    attempts: dict[str, int] = field(default_factory=dict)
+    """The highest attempt at a step whose number is used up, by step id."""
+    going_back: bool = False
+    """It has begun to go back, or is to: there is no way forward from here in this run."""
     first_failure: Failure | None = None
     command: CommandEnded | None = None
     """How a command of `exec` ended."""
@@ -86,10 +98,17 @@ class HostState:
     evidence: tuple[EvidenceKept, ...] = ()
     lost_by_controller: bool = False
     """Its session went with the controller's network: that counts against nobody."""
+    committed: bool = False
+    released: bool = False
 
     @property
     def outcome(self) -> Outcome | None:
         return self.finished.outcome if self.finished else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not had its final word yet."""
+        return self.finished is None
 
     @property
     def job_stopped(self) -> bool:
@@ -100,12 +119,26 @@ class HostState:
         return bool(stands) and stands[-1] == "stops"
 
     def _vain(self, id: str, shown: ChangeShown) -> bool:
-        """A start that failed started nothing; a stop that failed may have stopped something."""
-        return shown.job == "starts" and id in self.failed
+        """A start that did not end well started nothing; a stop may have stopped something."""
+        return shown.job == "starts" and id not in self.done
+
+    def changes_of(self, step: str) -> dict[str, ChangeShown]:
+        """The changes of one step that were begun and not undone."""
+        return {id: shown for id, shown in self.changes.items() if step_of(id) == step}
+
+    def has_changed(self, step: str) -> bool:
+        """Whether a step has changed something here, as far as journal and host tell."""
+        ended = self.steps.get(step, StepState()).result == "changed"
+        return ended or any(id in self.done for id in self.changes_of(step))
 
     def in_step(self, step: str, **changes: object) -> HostState:
         state = replace(self.steps.get(step, StepState()), **changes)  # type: ignore[arg-type]
         return replace(self, steps={**self.steps, step: state})
+
+
+def step_of(change: str) -> str:
+    """The step that a change belongs to, by its id `RUN/STEP/ATTEMPT/N`."""
+    return change.split("/")[1]
 
 
 @dataclass(frozen=True)
@@ -148,6 +181,8 @@ def after(state: RunState, record: Record) -> RunState:
             return replace(state, run=record.run, started=event, began_at=record.at, hosts=hosts)
         case CohortFormed():
             return replace(state, cohorts=state.cohorts | dict.fromkeys(event.hosts, event.name))
+        case RunResumed():
+            return _resumed(state, event)
         case WaveStarted():
             return replace(state, waves=(*state.waves, event))
         case SoakStarted():
@@ -174,6 +209,20 @@ def after(state: RunState, record: Record) -> RunState:
             return state
 
 
+def _resumed(state: RunState, event: RunResumed) -> RunState:
+    for name in event.hosts:
+        state.hosts[name] = _taken_up(state.hosts.get(name, HostState(name)))
+    return replace(
+        state,
+        halted=None,
+        paused=False,
+        interrupted=0,
+        exit=None,
+        ended_at=None,
+        rolled_back_exit=None,
+    )
+
+
 HostEvent = (
     HostConnected
     | HostLost
@@ -185,6 +234,7 @@ HostEvent = (
     | StepWaited
     | ChangeStarted
     | ChangeFinished
+    | ChangeFound
     | StepFinished
     | HostSaid
     | CommandEnded
@@ -192,6 +242,8 @@ HostEvent = (
     | ChangeUndone
     | RollbackFinished
     | HostFinished
+    | HostCommitted
+    | HostReleased
 )
 
 
@@ -213,7 +265,8 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
                 lost_by_controller=event.by_controller,
             )
         case StepPlanned():
-            return host.in_step(event.step, planned=event)
+            before = {} if host.started else {"before": event}
+            return host.in_step(event.step, planned=event, **before)
         case HostPlanned():
             return replace(host, pending=event.pending)
         case HostStarted():
@@ -224,25 +277,94 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
             return replace(host, evidence=(*host.evidence, event))
         case StepWaited() | HostSaid():
             return replace(host, doing=event.reason if isinstance(event, StepWaited) else event.text)
-        case ChangeStarted():
-            changes = {**host.changes, event.change: event.shown}
-            return replace(host, changes=changes, doing=event.shown.summary)
-        case ChangeFinished():
-            failed = host.failed if event.ok else host.failed | {event.change}
-            return replace(host, failed=failed, first_failure=host.first_failure or event.failure)
+        case ChangeStarted() | ChangeFinished() | ChangeFound() | ChangeUndone():
+            return _change_after(host, event)
         case StepFinished():
             return _step_finished(host, event)
         case CommandEnded():
             return replace(host, command=event, first_failure=host.first_failure or event.failure)
         case RollbackStarted() | RollbackFinished():
-            back = isinstance(event, RollbackStarted)
-            return replace(host, rolling_back=back, doing="going back" if back else host.doing)
-        case ChangeUndone():
-            left = {id: shown for id, shown in host.changes.items() if id != event.change or not event.ok}
-            return replace(host, changes=left)
-        case HostFinished():
-            return replace(host, finished=event, doing="")
+            doing = "going back" if isinstance(event, RollbackStarted) else host.doing
+            return replace(host, going_back=True, doing=doing)
+        case HostFinished() | HostCommitted() | HostReleased():
+            return _word_on(host, event)
     assert_never(event)
+
+
+def _change_after(
+    host: HostState, event: ChangeStarted | ChangeFinished | ChangeFound | ChangeUndone
+) -> HostState:
+    match event:
+        case ChangeStarted():
+            changes = {**host.changes, event.change: event.shown}
+            host = replace(host, changes=changes, doing=event.shown.summary)
+            return _attempted(host, event.change)
+        case ChangeFinished():
+            host = replace(host, first_failure=host.first_failure or event.failure)
+            return _ended(host, event.change, "done" if event.ok else "failed" if event.failure else "")
+        case ChangeFound():
+            return _change_found(host, event)
+        case ChangeUndone():
+            return _undone(host, event.change) if event.ok else host
+
+
+def _word_on(host: HostState, event: HostFinished | HostCommitted | HostReleased) -> HostState:
+    match event:
+        case HostFinished():
+            back = event.outcome in ("rollback_pending", "rollback_failed")
+            return replace(host, finished=event, doing="", going_back=host.going_back or back)
+        case HostCommitted():
+            return replace(host, committed=True)
+        case HostReleased():
+            return replace(host, released=True)
+
+
+def _taken_up(host: HostState) -> HostState:
+    """A host at the moment when its run goes on: what was done there stays, its end does not."""
+    return replace(
+        host,
+        finished=None,
+        pending=None,
+        connected=False,
+        doing="",
+        lost_by_controller=False,
+        first_failure=host.first_failure if host.going_back else None,
+    )
+
+
+def _attempted(host: HostState, change: str) -> HostState:
+    step, attempt = step_of(change), int(change.split("/")[2])
+    return replace(host, attempts={**host.attempts, step: max(attempt, host.attempts.get(step, 0))})
+
+
+def _ended(host: HostState, change: str, ended: str) -> HostState:
+    """Note how a change ended; one in doubt is among neither the done nor the failed."""
+    done, failed = host.done - {change}, host.failed - {change}
+    return replace(
+        host,
+        done=done | {change} if ended == "done" else done,
+        failed=failed | {change} if ended == "failed" else failed,
+    )
+
+
+def _undone(host: HostState, change: str) -> HostState:
+    return replace(_without(host, change), undone=host.undone | {change})
+
+
+def _without(host: HostState, change: str) -> HostState:
+    return replace(host, changes={id: shown for id, shown in host.changes.items() if id != change})
+
+
+def _change_found(host: HostState, event: ChangeFound) -> HostState:
+    host = _attempted(host, event.change)
+    if event.state == "undone":
+        return replace(_undone(host, event.change), going_back=True)
+    if event.state == "absent":
+        return _without(host, event.change)
+    host = replace(host, changes={**host.changes, event.change: event.shown})
+    if event.state == "undo_failed":
+        return replace(host, going_back=True)
+    return _ended(host, event.change, event.state)
 
 
 def _step_finished(host: HostState, event: StepFinished) -> HostState:
@@ -254,6 +376,9 @@ def _step_finished(host: HostState, event: StepFinished) -> HostState:
         measured=event.measured,
         proven=event.proven,
     )
+    if event.result in ("ok", "changed"):
+        # What was in doubt was looked at: the step is as it should be.
+        host = replace(host, done=host.done | (host.changes_of(event.step).keys() - host.failed))
     return replace(host, first_failure=host.first_failure or event.failure)
 
 

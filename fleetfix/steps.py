@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, SkipValidation
@@ -115,6 +115,23 @@ def in_circle(steps: tuple[RawStep, ...]) -> Iterator[RawStep]:
                 queue += needs.get(name, ())
         if step.id in reached:
             yield step
+
+
+# -- as they are kept on a host ------------------------------------------------------------------------
+
+
+def kept(steps: Iterable[Step]) -> list[Json]:
+    """Bound steps as a host keeps them, for whoever goes on with the run there."""
+    return [{"kind": step.act.kind, **step.model_dump(mode="json", by_alias=True)} for step in steps]
+
+
+def recalled(data: Json) -> tuple[Step, ...]:
+    """The steps that `kept` wrote. Raises ValueError (pydantic's included) where they are none."""
+    steps = []
+    for item in data:
+        controls = {name: value for name, value in item.items() if name not in ("kind", "act")}
+        steps.append(Step(**controls, act=named(item["kind"]).model_validate(item["act"])))
+    return tuple(steps)
 
 
 # -- binding ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from fleetfix.commands import Json
 from fleetfix.engine.line import Memory
@@ -54,24 +54,66 @@ class Request:
         )
 
 
-class Interrupts:
-    """How often the operator asked to stop. Once: begin nothing more. Twice: end now."""
+SAFE_WITHIN = 300.0
+"""Seconds after the first interrupt in which a host whose job is stopped goes on, to start it again."""
 
-    def __init__(self) -> None:
+Choice = Literal["finish", "rollback", "leave"]
+"""What is to become of the hosts that an interrupt has brought to their safe points."""
+
+
+class SafePoint(Exception):
+    """The operator asked to stop, and the host is where it may: a wait ends here, undecided."""
+
+
+class Interrupts:
+    """How often the operator asked to stop. Once: go to a safe point, begin no more. Twice: end now."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.times = 0
         self.signal = ""
+        self.since = 0.0
+        """When the first one came."""
+        self.choice: Choice | None = None
+        self.parked = 0
+        """Hosts that wait at their safe points for the choice."""
+        self._clock = clock
         self._changed = asyncio.Event()
 
     def interrupt(self, signal: str) -> int:
         """Note one more; says how many there were."""
         self.times += 1
         self.signal = signal
+        if self.times == 1:
+            self.since = self._clock()
         self._changed.set()
         return self.times
 
     async def more_than(self, times: int) -> None:
         """Wait until there were more than so many."""
-        while self.times <= times:
+        await self._until(lambda: self.times > times)
+
+    async def all_parked(self, hosts: int) -> None:
+        """Wait until so many hosts are at their safe points and wait for the choice."""
+        await self._until(lambda: self.parked >= hosts)
+
+    async def chosen(self) -> Choice:
+        """Wait at a safe point for what is to become of the host."""
+        self.parked += 1
+        self._changed.set()
+        try:
+            await self._until(lambda: self.choice is not None)
+        finally:
+            self.parked -= 1
+        assert self.choice is not None
+        return self.choice
+
+    def choose(self, choice: Choice) -> None:
+        """Say what is to become of the hosts at their safe points; it counts for all of this run."""
+        self.choice = choice
+        self._changed.set()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
             self._changed.clear()
             await self._changed.wait()
 
@@ -137,6 +179,14 @@ class RunContext:
     open_session: OpenSession
     slots: Slots
     clock: Clock = field(default_factory=RealClock)
+
+    def may_stop(self, host: str) -> bool:
+        """Whether the operator asked to stop, and this host is where it may: its job is not stopped."""
+        interrupts = self.interrupts
+        if not interrupts.times or interrupts.choice is not None:
+            return False
+        late = self.clock.now() - interrupts.since >= SAFE_WITHIN
+        return late or not self.recorder.state.hosts[host].job_stopped
 
     async def pause(self, seconds: float) -> None:
         """Wait without holding a slot, at most until the operator asks (once more) to stop."""

@@ -39,6 +39,8 @@ class Ends:
     async def failed(self, step: Step, end: StepEnd, first: tuple[Step, StepEnd]) -> None:
         """A step failed for good; the first failure of the host is what it is remembered by."""
         failure = first[1].failure or Failure(kind="command", message=first[1].reason)
+        if end.failure is not None and end.failure.kind == "in_doubt":
+            return await self._in_doubt(end.failure, step)
         if step.on_failure == "rollback" and self.visit.state.changes:
             return await self.roll_back(failure, first[0].id)
         outcome: Outcome = "failed"
@@ -46,6 +48,19 @@ class Ends:
             outcome = "blocked"
         await self._end_session(outcome, commit=False)
         return self.finish(outcome, failure.message, failure, first[0].id)
+
+    async def _in_doubt(self, failure: Failure, step: Step) -> None:
+        """Nobody can say how it ended: neither on nor back without somebody who has looked."""
+        run, host = self.visit.context.request.run, self.visit.host.name
+        hint = f"look there; then fleetfix rollback, or release, {run} --hosts {host}"
+        await self._end_session("in_doubt", commit=False, keep_claim=True)
+        self.finish("in_doubt", failure.message, failure.model_copy(update={"hint": hint}), step.id)
+
+    async def left(self) -> None:
+        """The operator asked to stop, and the host is at its safe point: it is left there."""
+        await self._end_session("cancelled", commit=False, keep_claim=bool(self.visit.state.changes))
+        failure = Failure(kind="cancelled", message="left at a safe point, as asked")
+        self.finish("cancelled", failure.message, failure, self.visit.state.step)
 
     async def roll_back(self, failure: Failure, step: str) -> None:
         """Undo every change begun, newest first; the first error stays the host's error."""
@@ -56,9 +71,7 @@ class Ends:
         went = await undo_all(visit.line.session, host, recorder)
         await visit.see_whether_the_job_runs()
         if went.outcome == "rolled_back":
-            went.errors += await verify_as_before(
-                visit.context, visit.line, host, visit.steps, visit.foreseen
-            )
+            went.errors += await verify_as_before(visit.context, visit.line, host, visit.steps)
         recorder.record(went.finished(host))
         await self._end_session(went.outcome, commit=False, keep_claim=bool(went.errors) or None)
         return self.finish(went.outcome, _and_back(failure, went), failure, step)
@@ -91,12 +104,25 @@ class Ends:
             self.finish("cancelled", reason, failure)
         await visit.close()
 
+    def not_begun(self, failure: Failure, step: str) -> None:
+        """The survey found why nothing may be done; what the run had done here before stays as it is."""
+        if self.visit.state.changes:
+            return self.finish("failed", failure.message, failure, step)
+        return self.finish(outcome_of("plan", failure.kind), failure.message, failure, step)
+
     def give_up(self, failure: Failure, phase: Phase) -> None:
-        """Nothing was changed here, and nothing will be."""
+        """Nothing is done here now; where the run had changed something before, that is still open."""
+        state = self.visit.state
         if failure.kind in ("unreachable", "auth", "host_key"):
             self.visit.context.recorder.record(HostLost(host=self.visit.host.name, failure=failure))
-        if self.visit.is_open:
-            self.finish(outcome_of(phase, failure.kind), failure.message, failure)
+        if not self.visit.is_open:
+            return
+        outcome = outcome_of(phase, failure.kind)
+        if state.going_back:
+            outcome = "rollback_pending"
+        elif state.changes:
+            outcome = "failed"
+        self.finish(outcome, failure.message, failure)
 
     def finish(
         self, outcome: Outcome, reason: str = "", failure: Failure | None = None, step: str = ""

@@ -11,9 +11,10 @@ from contextlib import asynccontextmanager
 
 from fleetfix.action import Action, Check, Plan
 from fleetfix.commands import Json
-from fleetfix.engine.context import RunContext
+from fleetfix.engine.context import RunContext, SafePoint
 from fleetfix.engine.ends import Ends
-from fleetfix.engine.phases import StepEnd, StepRun
+from fleetfix.engine.phases import StepEnd, StepRun, in_doubt
+from fleetfix.engine.reconcile import FINISHED
 from fleetfix.engine.rollout import Trip, stops
 from fleetfix.engine.survey import end_dry, survey
 from fleetfix.engine.visit import Visit
@@ -21,6 +22,7 @@ from fleetfix.errors import Failure, HostError
 from fleetfix.events import BreakerTripped, HostStarted, RunHalted, StepFinished
 from fleetfix.inventory import Host
 from fleetfix.playbook import Step
+from fleetfix.steps import kept as kept_steps
 
 FAILED = ("failed", "unknown", "blocked")
 
@@ -28,9 +30,11 @@ FAILED = ("failed", "unknown", "blocked")
 class HostRun:
     """The turns of one host in one run."""
 
-    def __init__(self, context: RunContext, host: Host, steps: tuple[Step, ...]) -> None:
+    def __init__(
+        self, context: RunContext, host: Host, steps: tuple[Step, ...], *, resumed: bool = False
+    ) -> None:
         self._context = context
-        self._visit = Visit(context, host, steps)
+        self._visit = Visit(context, host, steps, resumed=resumed)
         self._ends = Ends(self._visit)
 
     async def survey(self) -> None:
@@ -47,7 +51,7 @@ class HostRun:
 
     def refuse(self, message: str, hint: str = "") -> None:
         """End a host that was planned, and that may not be worked on as this run is."""
-        self._ends.finish("blocked", message, Failure(kind="blocked", message=message, hint=hint))
+        self._ends.not_begun(Failure(kind="blocked", message=message, hint=hint), "")
 
     async def check(self) -> None:
         """Judge the checks of a host that has nothing to do; nothing is touched."""
@@ -60,10 +64,11 @@ class HostRun:
     async def mend(self) -> None:
         """Take the host's turn: every step in order, and back again where that is the way."""
         async with self._turn():
-            why_not = self._why_not_begin()
-            if why_not is not None:
-                return self._ends.finish("not_started", why_not)
-            self._context.recorder.record(HostStarted(host=self._visit.host.name))
+            if not self._visit.state.started:
+                why_not = self._why_not_begin()
+                if why_not is not None:
+                    return self._ends.finish("not_started", why_not)
+                self._context.recorder.record(HostStarted(host=self._visit.host.name))
             try:
                 await self._mend()
             except HostError as error:
@@ -100,6 +105,10 @@ class HostRun:
 
     async def _mend(self) -> None:
         session = await self._visit.connect()
+        if self._visit.state.going_back:
+            # An undo takes the lease itself, also where the host's kill switch refuses everything new.
+            self._visit.acquired = True
+            return await self._go_on_going_back()
         try:
             await session.acquire()
             self._visit.acquired = True
@@ -109,6 +118,12 @@ class HostRun:
         await self._go_through(checks_only=False)
         return None
 
+    async def _go_on_going_back(self) -> None:
+        """Undo what is left to undo; what had gone wrong first stays the host's error."""
+        state = self._visit.state
+        cut_short = Failure(kind="cancelled", message="the run was cut short while it went back here")
+        await self._ends.roll_back(state.first_failure or cut_short, state.step)
+
     def _bound(self) -> Json:
         """What another machine needs to go on with this run on this host."""
         playbook = self._context.request.playbook
@@ -117,10 +132,14 @@ class HostRun:
             "playbook": playbook.name,
             "digest": playbook.digest,
             "text": playbook.text,
+            "source": playbook.source,
+            "settings": dict(self._context.request.settings),
             "policy": self._context.request.policy.model_dump(mode="json"),
-            "steps": [
-                {"kind": step.act.kind, **step.model_dump(mode="json", by_alias=True)}
-                for step in self._visit.steps
+            "steps": kept_steps(self._visit.steps),
+            "planned": [
+                step.before.model_dump(mode="json")
+                for step in self._visit.state.steps.values()
+                if step.before is not None and step.before.pending
             ],
         }
 
@@ -129,10 +148,14 @@ class HostRun:
     async def _go_through(self, *, checks_only: bool) -> None:
         """Run the steps in order until one fails for good, then end the host."""
         kept: tuple[Step, StepEnd] | None = None
+        anew = False
         for step in self._visit.steps:
-            if not self._its_turn(step, checks_only):
+            if not self._its_turn(step, checks_only) or (not anew and self._had_its_turn(step)):
                 continue
-            end = await self._step(step)
+            end = await self._to_its_end(step)
+            if end is None:
+                return None
+            anew = anew or (end.result == "changed" and isinstance(step.act, Action))
             if end.result not in FAILED:
                 continue
             kept = kept or (step, end)
@@ -151,6 +174,39 @@ class HostRun:
             step.when_pending and isinstance(step.act, Action) and not self._visit.foreseen[step.id].pending
         )
 
+    def _had_its_turn(self, step: Step) -> bool:
+        """Whether a step ended well before the run was taken up, and nothing is to be done again.
+
+        A check that passed counts while nothing before it changes anew.
+        """
+        if not self._visit.resumed or self._visit.foreseen[step.id].pending:
+            return False
+        ended = self._visit.state.steps.get(step.id)
+        return step.id in self._visit.behind or (ended is not None and ended.result in FINISHED)
+
+    async def _to_its_end(self, step: Step) -> StepEnd | None:
+        """Run a step; None where the operator asked to stop, and the host has its end."""
+        while True:
+            if self._context.may_stop(self._visit.host.name) and not await self._goes_on(step):
+                return None
+            try:
+                return await self._step(step)
+            except SafePoint:
+                continue
+
+    async def _goes_on(self, step: Step) -> bool:
+        """Wait at this safe point for what the operator decides; False where the host has its end."""
+        async with self._context.slots.given_back():
+            choice = await self._context.interrupts.chosen()
+        if choice == "finish":
+            return True
+        if choice == "rollback" and self._visit.state.changes:
+            asked = Failure(kind="cancelled", message="the operator asked to go back")
+            await self._ends.roll_back(asked, step.id)
+        else:
+            await self._ends.left()
+        return False
+
     async def _step(self, step: Step) -> StepEnd:
         began = self._context.clock.now()
         foreseen, line = self._visit.foreseen[step.id], self._visit.line
@@ -158,7 +214,7 @@ class HostRun:
         turn = StepRun(self._context, self._visit.host.name, line, step, announced)
         try:
             async with asyncio.timeout(step.timeout):
-                end = await turn.run()
+                end = self._spent(step) or await turn.run()
         except TimeoutError:
             end = await self._late(step)
         if end.measured is not None and not end.proven:
@@ -176,6 +232,20 @@ class HostRun:
             )
         )
         return end
+
+    def _spent(self, step: Step) -> StepEnd | None:
+        """How a step ended that nothing verifies and that had its one time; it is not repeated unasked."""
+        if not self._visit.resumed or step.id not in self._visit.spent:
+            return None
+        state = self._visit.state
+        changes = state.changes_of(step.id)
+        said = "; ".join(shown.summary for shown in changes.values())
+        if changes.keys() <= state.done:
+            return StepEnd("changed", said)
+        if changes.keys() & state.failed:
+            return StepEnd("failed", said, Failure(kind="command", message=f"it had failed: {said}"))
+        failure = in_doubt(shown.summary for shown in changes.values())
+        return StepEnd("failed", failure.message, failure)
 
     async def _late(self, step: Step) -> StepEnd:
         stuck = await self._visit.line.session.cancel()

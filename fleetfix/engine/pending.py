@@ -30,12 +30,22 @@ class Foreseen:
     verdict: Verdict | None = None
 
 
-def foresee(steps: Sequence[Step], facts: Mapping[str, Any]) -> tuple[Foreseen, ...]:
-    """Predict every step from facts by step id. A step without facts is a check not asked yet."""
-    pending = _settle(steps, facts, failing=frozenset())
+def foresee(
+    steps: Sequence[Step],
+    facts: Mapping[str, Any],
+    *,
+    changed: frozenset[str] = frozenset(),
+    spent: frozenset[str] = frozenset(),
+) -> tuple[Foreseen, ...]:
+    """Predict every step from facts by step id. A step without facts is a check not asked yet.
+
+    Of a run that is taken up again: `changed` are steps that have changed something already, `spent`
+    those whose one time by their author's word is over.
+    """
+    pending = _settle(steps, facts, frozenset(), changed, spent)
     failing = _failing_checks(steps, facts, pending)
     if failing:
-        pending = _settle(steps, facts, failing)
+        pending = _settle(steps, facts, failing, changed, spent)
     plans = _plans(steps, facts, pending)
     return tuple(
         Foreseen(step, step.id in pending, plans[step.id], _verdict(step, steps, facts, pending))
@@ -43,12 +53,18 @@ def foresee(steps: Sequence[Step], facts: Mapping[str, Any]) -> tuple[Foreseen, 
     )
 
 
-def _settle(steps: Sequence[Step], facts: Mapping[str, Any], failing: frozenset[str]) -> frozenset[str]:
-    pending = frozenset(step.id for step in steps)
+def _settle(
+    steps: Sequence[Step],
+    facts: Mapping[str, Any],
+    failing: frozenset[str],
+    changed: frozenset[str],
+    spent: frozenset[str],
+) -> frozenset[str]:
+    pending = frozenset(step.id for step in steps) - spent
     # Plans only shrink when a step they were foreseen from turns out not to be pending.
     for _ in range(len(steps) + 1):
         plans = _plans(steps, facts, pending)
-        found = _pending(steps, plans, failing)
+        found = _pending(steps, plans, failing, changed) - spent
         if found == pending:
             break
         pending = found
@@ -67,7 +83,9 @@ def _plans(steps: Sequence[Step], facts: Mapping[str, Any], pending: frozenset[s
     return plans
 
 
-def _pending(steps: Sequence[Step], plans: Mapping[str, Plan], failing: frozenset[str]) -> frozenset[str]:
+def _pending(
+    steps: Sequence[Step], plans: Mapping[str, Plan], failing: frozenset[str], changed: frozenset[str]
+) -> frozenset[str]:
     acts = {step.id: bool(plans[step.id].changes or plans[step.id].blocked) for step in steps}
     acts.update(dict.fromkeys(failing, True))
     by_id = {step.id: step for step in steps}
@@ -77,7 +95,8 @@ def _pending(steps: Sequence[Step], plans: Mapping[str, Plan], failing: frozense
         if id not in known:
             known[id] = False  # a step that asks for itself through others is not pending by that
             step = by_id[id]
-            known[id] = acts[id] and _any(step.when_changed, holds) and _any(step.when_pending, holds)
+            caused = bool(changed & set(step.when_changed)) or _any(step.when_changed, holds)
+            known[id] = acts[id] and caused and _any(step.when_pending, holds)
         return known[id]
 
     return frozenset(step.id for step in steps if holds(step.id))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fleetfix.action import Action, AnyAction, AnyCheck, Check, Measurement, Plan, Verdict
 from fleetfix.commands import RISK_ORDER, Change, Completed
 from fleetfix.engine import evidence
-from fleetfix.engine.context import RunContext
+from fleetfix.engine.context import RunContext, SafePoint
 from fleetfix.engine.line import Line
 from fleetfix.errors import Failure, HostError
 from fleetfix.events import (
@@ -20,6 +21,7 @@ from fleetfix.events import (
     StepWaited,
 )
 from fleetfix.playbook import Step
+from fleetfix.state import HostState
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,25 @@ class StepRun:
     async def run(self) -> StepEnd:
         """Run the step with its retries. Raises HostError when the session is lost."""
         end = StepEnd("skipped")
-        for attempt in range(1, self.step.retries + 2):
+        first = self._state.attempts.get(self.step.id, 0) + 1
+        for attempt in range(first, first + self.step.retries + 1):
             self.context.recorder.record(StepStarted(host=self.host, step=self.step.id, attempt=attempt))
             end = await self._attempt(attempt)
-            if end.result not in ("failed", "unknown") or attempt > self.step.retries:
+            if end.result not in ("failed", "unknown") or attempt == first + self.step.retries:
                 break
-            if self.context.interrupts.times:
-                break
-            await self.context.pause(self.step.delay)
+            await self._pause(self.step.delay)
         return end
+
+    @property
+    def _state(self) -> HostState:
+        return self.context.recorder.state.hosts[self.host]
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, unless the operator asked to stop and the host may. Raises SafePoint."""
+        if not self.context.may_stop(self.host):
+            await self.context.pause(seconds)
+        if self.context.may_stop(self.host):
+            raise SafePoint
 
     async def _attempt(self, attempt: int) -> StepEnd:
         if isinstance(self.step.act, Action):
@@ -106,7 +118,9 @@ class StepRun:
         if plan.blocked:
             return StepEnd("blocked", plan.blocked, Failure(kind="blocked", message=plan.blocked))
         if not plan.changes:
-            return StepEnd("ok")
+            # What an attempt that was cut short has done, the journal and the host know.
+            earlier = [shown.summary for shown in self._state.changes_of(self.step.id).values()]
+            return StepEnd("changed", "; ".join(earlier)) if earlier else StepEnd("ok")
         surprise = unannounced(plan, self.announced)
         if surprise:
             message = f"the host is no longer as planned: {surprise}"
@@ -114,16 +128,19 @@ class StepRun:
         lacking = await evidence.keep_before(self.context, self.line, self.host, self.step, plan)
         if lacking is not None:
             return StepEnd("blocked", lacking.message, lacking)
-        failure = await self._apply(plan, attempt)
+        failure = await self._apply(action, plan, attempt)
         if failure is not None:
             return StepEnd("failed", failure.message, failure)
         return await self._verify(action, plan)
 
-    async def _apply(self, plan: Plan, attempt: int) -> Failure | None:
+    async def _apply(self, action: AnyAction, plan: Plan, attempt: int) -> Failure | None:
         for number, change in enumerate(plan.changes):
             id = f"{self.context.request.run}/{self.step.id}/{attempt}/{number}"
             completed = await self._change(id, change)
-            # A change in doubt is neither a success nor an error: the verification tells which.
+            # A change in doubt is neither a success nor an error: the verification tells which, where
+            # there is one.
+            if completed.in_doubt and not action.converges:
+                return in_doubt((change.summary,))
             if not completed.ok and not completed.in_doubt:
                 return _why(change, completed)
         return None
@@ -168,9 +185,9 @@ class StepRun:
             left, failure = await self._left(action)
             if failure is None:
                 return StepEnd("changed", done)
-            if self.context.clock.now() >= until or self.context.interrupts.times > 1:
+            if self.context.clock.now() >= until:
                 return StepEnd("failed", left, failure)
-            await self.context.pause(self.step.every)
+            await self._pause(self.step.every)
 
     async def _left(self, action: AnyAction) -> tuple[str, Failure | None]:
         try:
@@ -198,13 +215,13 @@ class StepRun:
             passes = passes + 1 if verdict.result == "pass" else 0
             if verdict.result == "skipped" or passes >= self.step.consecutive:
                 return await self._kept(verdict) or _judged(check, verdict)
-            late = self.context.clock.now() >= until or self.context.interrupts.times > 0
+            late = self.context.clock.now() >= until
             if verdict.result != "pass" and (late or verdict.final):
                 return _judged(check, verdict)
             if verdict.result != "pass" and verdict.reason != said:
                 said = verdict.reason
                 self.context.recorder.record(StepWaited(host=self.host, step=self.step.id, reason=said))
-            await self.context.pause(self.step.every)
+            await self._pause(self.step.every)
 
     async def _kept(self, verdict: Verdict) -> StepEnd | None:
         """Keep what the check has collected; an end where that fails."""
@@ -238,6 +255,13 @@ def _judged(check: AnyCheck, verdict: Verdict) -> StepEnd:
         case "unknown":
             failure = Failure(kind="verify_unknown", message=verdict.reason)
             return StepEnd("unknown", verdict.reason, failure, verdict.measured)
+
+
+def in_doubt(summaries: Iterable[str]) -> Failure:
+    """The failure of what has begun, may have been done, and is not repeated unasked."""
+    what = "; ".join(summaries)
+    message = f"nothing tells whether this was done, and it is not repeated unasked: {what}"
+    return Failure(kind="in_doubt", message=message, hint="look at the host")
 
 
 def _why(change: Change, completed: Completed) -> Failure:

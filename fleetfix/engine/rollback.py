@@ -15,6 +15,7 @@ from fleetfix.events import ChangeUndone, HostSaid, Outcome, RollbackFinished
 from fleetfix.playbook import Step
 from fleetfix.recorder import Recorder
 from fleetfix.session import Past, Session
+from fleetfix.state import HostState
 
 SETTLE = 30.0
 """Seconds that a host may take, after the last undo, until it looks as it did before: a relaunched
@@ -127,13 +128,14 @@ def _tell(host: str, past: Past, failure: Failure | None, recorder: Recorder) ->
 
 
 async def verify_as_before(
-    context: RunContext, line: Line, host: str, steps: Sequence[Step], before: Mapping[str, Foreseen]
+    context: RunContext, line: Line, host: str, steps: Sequence[Step]
 ) -> list[Failure]:
     """Plan again, until everything that was to be done before is to be done again.
 
     Where a plan is blocked now, by a disk that is full, say, there is nothing to compare with: that is
     said, and each undo has looked at its own bytes.
     """
+    before = _announced(context.recorder.state.hosts[host])
     until = context.clock.now() + SETTLE
     while True:
         now = await _plan_again(line, steps)
@@ -159,14 +161,23 @@ async def _plan_again(line: Line, steps: Sequence[Step]) -> dict[str, Foreseen]:
     return {one.step.id: one for one in foresee(steps, known)}
 
 
-def _no_longer_planned(before: Mapping[str, Foreseen], now: Mapping[str, Foreseen]) -> frozenset[str]:
+def _announced(host: HostState) -> dict[str, frozenset[str]]:
+    """What was to be done by each step before the host was touched, as its plan announced it."""
+    plans = {id: step.before for id, step in host.steps.items() if step.before is not None}
+    return {
+        id: frozenset().union(*(change.announces() for change in plan.changes))
+        for id, plan in plans.items()
+        if plan.pending
+    }
+
+
+def _no_longer_planned(before: Mapping[str, frozenset[str]], now: Mapping[str, Foreseen]) -> frozenset[str]:
     return frozenset(
-        f"{id}: {item}"
-        for id, one in before.items()
-        if one.pending
-        for item in _items(one) - _items(now[id])
+        f"{id}: {item}" for id, items in before.items() for item in items - _items(now.get(id))
     )
 
 
-def _items(one: Foreseen) -> frozenset[str]:
+def _items(one: Foreseen | None) -> frozenset[str]:
+    if one is None:
+        return frozenset()
     return frozenset().union(*(change.announces() for change in one.plan.changes))

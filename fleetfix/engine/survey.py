@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from fleetfix.action import Action, Check
 from fleetfix.engine.ends import Ends
-from fleetfix.engine.outcomes import outcome_of
 from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.engine.phases import shown
+from fleetfix.engine.taking_up import take_up
 from fleetfix.engine.visit import Visit
 from fleetfix.errors import Failure, HostError
 from fleetfix.events import HostPlanned, StepPlanned
 from fleetfix.playbook import Step
 from fleetfix.saved_plan import difference
-from fleetfix.session import HostInfo
+from fleetfix.session import HostInfo, unfinished_hint
 
 
 async def survey(visit: Visit, ends: Ends) -> None:
     """Plan every step of a host; a host that can go no further has its end. Raises HostError."""
     session = await visit.connect()
     refuse_where_taken(session.info, visit.context.request.run, visit.host.name)
+    if visit.resumed and not await take_up(visit, ends):
+        return None
     facts = await visit.line.ask_all({step.id: step.act.probe() for step in visit.steps if is_asked(step)})
     errors = {id: got.failure for id, got in facts.items() if isinstance(got, HostError)}
     known = {id: got for id, got in facts.items() if id not in errors}
-    for one in foresee(visit.steps, known):
+    for one in foresee(visit.steps, known, changed=visit.changed, spent=visit.spent):
         visit.foreseen[one.step.id] = one
         if not one.step.elsewhere:
             visit.context.recorder.record(step_planned(visit.host.name, one, errors.get(one.step.id)))
     stands_against = _what_stands_against(visit, errors)
     if stands_against is not None:
-        failure, step = stands_against
-        return ends.finish(outcome_of("plan", failure.kind), failure.message, failure, step)
+        return ends.not_begun(*stands_against)
     visit.context.recorder.record(HostPlanned(host=visit.host.name, pending=visit.pending))
     return None
 
@@ -95,8 +96,9 @@ def refuse_where_taken(info: HostInfo, run: str, host: str) -> None:
         if claim.run != run:
             what = "; ".join(claim.open) or "work left open"
             message = f"run {claim.run} by {claim.operator} is unfinished here: {what}"
-            hint = f"fleetfix rollback {claim.run} --hosts {host}"
-            raise HostError(Failure(kind="unfinished", message=message, hint=hint))
+            raise HostError(
+                Failure(kind="unfinished", message=message, hint=unfinished_hint(claim.run, host))
+            )
 
 
 def step_planned(host: str, one: Foreseen, error: Failure | None) -> StepPlanned:

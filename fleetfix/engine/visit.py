@@ -26,6 +26,10 @@ class Visit:
     foreseen: dict[str, Foreseen] = field(default_factory=dict)
     acquired: bool = False
     """Lease and claim were taken: from here on the run may have written to the host."""
+    resumed: bool = False
+    """The run is taken up again on this host."""
+    behind: frozenset[str] = frozenset()
+    """Steps that had had their turn, as the host's own log shows."""
     _line: Line | None = None
     _job_seen: bool = False
     """The job that a stop was to end was seen to run after all."""
@@ -86,9 +90,22 @@ class Visit:
         return any(one.pending and one.plan.changes for one in self.foreseen.values())
 
     def has_changed(self, steps: Iterable[str]) -> bool:
-        """Whether one of these steps has changed something here."""
-        ended = self.state.steps
-        return any(ended[id].result == "changed" for id in steps if id in ended)
+        """Whether one of these steps has changed something here, be it before the run was taken up."""
+        return any(self.state.has_changed(id) for id in steps)
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """The steps that have changed something here."""
+        return frozenset(step.id for step in self.steps if self.state.has_changed(step.id))
+
+    @property
+    def spent(self) -> frozenset[str]:
+        """Steps that nothing verifies and that had their one time: they are not repeated unasked."""
+        return frozenset(
+            step.id
+            for step in self.steps
+            if isinstance(step.act, Action) and not step.act.converges and self.state.changes_of(step.id)
+        )
 
     @property
     def job_stopped(self) -> bool:

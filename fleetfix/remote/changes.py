@@ -24,7 +24,7 @@ from fleetfix.remote.records import (
 )
 
 PATIENCE = 60.0  # seconds that a change of a lost session may take past its own deadlines
-KEPT = ("key", "summary", "before", "after", "risk", "do", "undo", "commit")
+KEPT = ("key", "summary", "before", "after", "risk", "job", "do", "undo", "commit")
 
 
 # -- the right to write -----------------------------------------------------------------------------

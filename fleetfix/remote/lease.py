@@ -187,7 +187,7 @@ def unfinished(claim):
     return Refusal(
         "unfinished",
         filled,
-        "fleetfix rollback %s" % run,
+        "fleetfix resume, rollback or release %s" % run,
     )
 
 

@@ -229,7 +229,8 @@ class Runner(Loop):
         log.refresh()
         for entry in log.entries.values():
             item = {"id": entry.id, "step": entry.step, "at": entry.at, "state": self.records.state(entry)}
-            item.update(summary=entry.change["summary"], risk=entry.change["risk"], completed=entry.done)
+            item.update({name: entry.change[name] for name in ("key", "summary", "risk")})
+            item.update(job=entry.change.get("job", ""), completed=entry.done)
             self.tell({"n": frame["n"], "item": item})
         return len(log.entries)
 

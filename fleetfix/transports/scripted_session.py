@@ -321,6 +321,8 @@ def _past(entry: Entry) -> Past:
         step=entry.step,
         summary=entry.change.summary,
         risk=entry.change.risk,
+        key=entry.change.key,
+        job=entry.change.job,
         state="begun" if entry.running is not None else entry.state,
         at=entry.at,
         completed=entry.completed,

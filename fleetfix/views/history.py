@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from fleetfix.commands import said_of_exit
 from fleetfix.events import (
     ChangeFinished,
+    ChangeFound,
     ChangeStarted,
     ChangeUndone,
     CommandEnded,
     EvidenceKept,
+    HostCommitted,
     HostConnected,
     HostFinished,
     HostLost,
+    HostReleased,
     HostSaid,
     Record,
     RollbackStarted,
@@ -27,6 +30,7 @@ from fleetfix.runs import RunRow
 from fleetfix.state import RunState
 from fleetfix.views.amounts import duration, rate, size, unit, when
 from fleetfix.views.grouping import counted, fold
+from fleetfix.views.lines import found, settled
 from fleetfix.views.neutral import many_lines, one_line
 from fleetfix.views.paint import PLAIN, Paint
 from fleetfix.views.plan import why_ended
@@ -144,8 +148,17 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
             word = "undone" if event.ok else paint("bad", "NOT undone")
             why = f": {one_line(str(event.failure))}" if event.failure else ""
             yield f"  {event.step}: {word}: {one_line(event.summary)}{why}"
+        case ChangeFound() | HostCommitted() | HostReleased():
+            yield _afterwards(event)
         case HostFinished():
             yield from _finished(event, paint)
+
+
+def _afterwards(event: ChangeFound | HostCommitted | HostReleased) -> str:
+    if isinstance(event, ChangeFound):
+        return f"  {event.step}: {found(event)}"
+    why = f" ({one_line(event.reason)})" if event.reason else ""
+    return f"{settled(event)}, by {event.operator} on {event.controller}{why}"
 
 
 def _command_ended(event: CommandEnded, paint: Paint) -> str:

@@ -9,11 +9,14 @@ from fleetfix.events import (
     GOOD,
     BreakerTripped,
     ChangeFinished,
+    ChangeFound,
     ChangeStarted,
     ChangeUndone,
     EvidenceKept,
+    HostCommitted,
     HostFinished,
     HostPlanned,
+    HostReleased,
     HostSaid,
     NetworkLost,
     NetworkReturned,
@@ -21,6 +24,7 @@ from fleetfix.events import (
     RollbackStarted,
     RunHalted,
     RunInterrupted,
+    RunResumed,
     RunStarted,
     SoakStarted,
     StepFinished,
@@ -51,6 +55,8 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
         case RunStarted():
             dry = " (dry run: nothing is changed)" if event.dry else ""
             return f"run {record.run}: {event.playbook} on {counted(HostSet(event.hosts))}{dry}"
+        case RunResumed():
+            return f"run {record.run} goes on with {counted(HostSet(event.hosts))}"
         case WaveStarted():
             return paint("strong", f"{event.name}: {counted(HostSet(event.hosts))}")
         case RunHalted():
@@ -70,12 +76,16 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
             return paint("warn", interrupted(event.signal, event.times))
         case HostFinished():
             return _finished(event, state, paint)
+        case HostCommitted() | HostReleased():
+            return f"{event.host} {settled(event)}"
         case EvidenceKept():
             return f"{event.host} {event.step}: evidence kept in {one_line(event.folder)}"
         case RollbackStarted():
             return f"{event.host} {paint('warn', 'going back')}: {one_line(event.reason)}"
         case ChangeUndone():
             return _undone(event, paint)
+        case ChangeFound():
+            return f"{event.host} {event.step}: {found(event)}"
         case (
             StepStarted() | StepWaited() | ChangeStarted() | ChangeFinished() | StepFinished() | HostSaid()
         ):
@@ -84,6 +94,20 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
             return f"{where}: {words}" if words else None
         case _:
             return None
+
+
+def found(event: ChangeFound) -> str:
+    """What a host says of a change when its run is taken up again."""
+    said = {"absent": "was never begun there", "begun": "is being done there", "in_doubt": "is in doubt"}
+    return f"the host says: {said.get(event.state, f'is {event.state}')}: {one_line(event.shown.summary)}"
+
+
+def settled(event: HostCommitted | HostReleased) -> str:
+    """That a run was given up on a host, or made lasting there, and what that leaves."""
+    if isinstance(event, HostCommitted):
+        return "committed: what the run did there stays, what only undo needed is dropped"
+    left = "; ".join(one_line(item) for item in event.left)
+    return "released: " + (f"left as it is: {left}" if left else "nothing was open there")
 
 
 def interrupted(signal: str, times: int) -> str:

@@ -132,8 +132,8 @@ def _row(host: HostState, watched: Watched) -> Row | None:
         return Row(host.name, "planning" if host.connected else "connecting", "", since, False)
     if not host.started and not host.step:
         return None
-    urgent = host.rolling_back or host.first_failure is not None
-    step = "going back" if host.rolling_back else host.step or "begins"
+    urgent = host.going_back or host.first_failure is not None
+    step = "going back" if host.going_back else host.step or "begins"
     return Row(host.name, step, "" if host.doing == "going back" else one_line(host.doing), since, urgent)
 
 

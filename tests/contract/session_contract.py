@@ -161,7 +161,7 @@ class SessionPromises:
         assert failure.kind == "unfinished"
         assert "r1" in failure.message
         assert "change a file" in failure.message
-        assert failure.hint == "fleetfix rollback r1"
+        assert failure.hint == "fleetfix resume, rollback or release r1"
 
     async def test_a_run_that_ended_well_leaves_the_host_to_others(self, place: Place) -> None:
         first = await place.open("r1")

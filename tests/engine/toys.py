@@ -9,14 +9,16 @@ from typing import Any, ClassVar, Literal
 from fleetfix.action import Action, Check, Measurement, Plan, Planned, Probe, Verdict
 from fleetfix.commands import Altered, Call, Change, Json, Read, Risk
 from fleetfix.engine.context import Request
-from fleetfix.engine.fleetrun import Consent, Interrupts, run_fleet
+from fleetfix.engine.fleet import Choose
+from fleetfix.engine.fleetrun import Consent, Interrupts, resume_fleet, run_fleet
+from fleetfix.engine.reconcile import to_take_up
 from fleetfix.events import Event, Record
 from fleetfix.inventory import Host
 from fleetfix.playbook import Playbook, Step
 from fleetfix.policy import Policy, Share
 from fleetfix.recorder import Recorder
 from fleetfix.runs import BreakerRow
-from fleetfix.state import RunState
+from fleetfix.state import RunState, fold
 from fleetfix.transports.scripted import Fleet, ScriptedHost, World
 
 
@@ -62,6 +64,27 @@ class Switch(Action[Any]):
         return Plan(changes=(change,))
 
 
+class Once(Action[Any]):
+    """A bell that is rung by its author's word: nothing tells whether it rang."""
+
+    kind: ClassVar[str] = "once"
+    modules: ClassVar[tuple[str, ...]] = ()
+    name: str
+
+    @property
+    def converges(self) -> bool:
+        return False
+
+    def probe(self) -> Probe[Any]:
+        return None
+        yield
+
+    def plan(self, facts: Any) -> Plan:
+        ring = (Call(function="toy.ring", args={"name": self.name}),)
+        change = Change(key=self.name, summary=f"ring {self.name}", do=ring, risk="irreversible")
+        return Plan(changes=(change,))
+
+
 class Lit(Check[Any]):
     """A lamp of the world is lit. None is unknown, a float is a rate."""
 
@@ -102,7 +125,7 @@ TOY = Playbook(
 )
 
 
-def step(id: str, act: Switch | Lit, **controls: Any) -> Step:
+def step(id: str, act: Switch | Lit | Once, **controls: Any) -> Step:
     return Step(id=id, name=id, act=act, **{"on_failure": "rollback", **controls})
 
 
@@ -112,7 +135,12 @@ def toy_host(**world: Any) -> ScriptedHost:
     host.on("toy.set", _set)
     host.on("toy.commit", None)
     host.on("evidence.take", {"packed": "", "cut": False, "lacks": "a toy has none"})
+    host.on("toy.ring", _ring)
     return host
+
+
+def _ring(args: dict[str, Json], world: World) -> None:
+    world[args["name"]] = world.get(args["name"], 0) + 1
 
 
 def _set(args: dict[str, Json], world: World) -> None:
@@ -204,6 +232,7 @@ async def play(
     clock: HandClock | None = None,
     interrupts: Interrupts | None = None,
     consent: Consent | None = None,
+    choose: Choose | None = None,
     **asked: Any,
 ) -> tuple[RunState, Shelf]:
     """Run toy steps over a scripted fleet, to the end."""
@@ -218,5 +247,35 @@ async def play(
             interrupts=interrupts or Interrupts(),
             clock=clock or HandClock(),
             consent=consent,
+            choose=choose,
         )
     return state, shelf
+
+
+async def resume(
+    fleet: Fleet,
+    steps: Sequence[Step],
+    shelf: Shelf,
+    *,
+    hosts: Sequence[str] | None = None,
+    elsewhere: bool = False,
+    clock: HandClock | None = None,
+    interrupts: Interrupts | None = None,
+    consent: Consent | None = None,
+    **asked: Any,
+) -> RunState:
+    """Take a run up again from its journal; `elsewhere` from none, by what the hosts say."""
+    shelf = Shelf() if elsewhere else shelf
+    state = fold(shelf.records)
+    names = hosts if hosts is not None else tuple(fleet) if elsewhere else to_take_up(state)
+    asked_for = request(names, steps, **asked)
+    recorder = Recorder(asked_for.run, shelf, state=state, seq=len(shelf.records), clock=lambda: 0.0)
+    with fleet:
+        return await resume_fleet(
+            asked_for,
+            recorder,
+            shelf,
+            interrupts=interrupts or Interrupts(),
+            clock=clock or HandClock(),
+            consent=consent,
+        )

@@ -12,6 +12,7 @@ from fleetfix.errors import Failure
 from fleetfix.events import (
     BreakerTripped,
     ChangeFinished,
+    ChangeFound,
     ChangeShown,
     ChangeStarted,
     ChangeUndone,
@@ -19,10 +20,12 @@ from fleetfix.events import (
     CommandEnded,
     Event,
     EvidenceKept,
+    HostCommitted,
     HostConnected,
     HostFinished,
     HostLost,
     HostPlanned,
+    HostReleased,
     HostSaid,
     HostStarted,
     NetworkLost,
@@ -34,6 +37,7 @@ from fleetfix.events import (
     RunFinished,
     RunHalted,
     RunInterrupted,
+    RunResumed,
     RunRolledBack,
     SoakStarted,
     StepFinished,
@@ -79,7 +83,11 @@ EVENTS: tuple[Event, ...] = (
     BreakerTripped(reason="going back failed on gpu02"),
     RunInterrupted(signal="SIGINT", times=1),
     RunFinished(exit=130),
+    RunResumed(operator="ann", controller="here", hosts=("gpu02",)),
+    ChangeFound(host="gpu02", step="wheels", change="r/wheels/1/0", state="done", shown=SHOWN),
     RunRolledBack(exit=0),
+    HostCommitted(host="gpu01", operator="ann", controller="here"),
+    HostReleased(host="gpu02", operator="ann", controller="here", left=("repair 2 files",)),
 )
 
 

@@ -1,0 +1,74 @@
+"""Where a host stands in a run that is taken up again: its own log decides, the journal is corrected.
+
+Pure: what comes out are events. Folded, they make the state say what the host says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fleetfix.events import GOOD, ChangeFound, ChangeShown, FoundState
+from fleetfix.playbook import Step
+from fleetfix.session import Past
+from fleetfix.state import HostState, RunState, step_of
+
+FINISHED = ("ok", "changed", "skipped")
+"""Results of a step that need no second look while nothing before it changes anew."""
+
+
+def to_take_up(state: RunState) -> tuple[str, ...]:
+    """The hosts of a run that can be taken up again: all but those that ended well, or went back."""
+    return tuple(
+        name
+        for name, host in state.hosts.items()
+        if not (host.committed or host.released) and (host.is_open or not _settled(host))
+    )
+
+
+def _settled(host: HostState) -> bool:
+    """Whether there is neither a way on nor a way back to finish."""
+    if host.outcome == "failed":
+        return host.going_back  # what could be undone is undone
+    return host.outcome in GOOD or host.outcome == "rolled_back"
+
+
+def corrections(host: HostState, past: Iterable[Past]) -> tuple[ChangeFound, ...]:
+    """What the host's log says of this run's changes, where the folded state says otherwise."""
+    logged = {one.id: one for one in past}
+    found = [
+        ChangeFound(host=host.name, step=step_of(id), change=id, state="absent", shown=shown)
+        for id, shown in host.changes.items()
+        if id not in logged
+    ]
+    for one in logged.values():
+        if one.state != _told(host, one.id):
+            found.append(
+                ChangeFound(
+                    host=host.name,
+                    step=one.step,
+                    change=one.id,
+                    state=one.state,
+                    shown=host.changes.get(one.id) or _shown(one),
+                )
+            )
+    return tuple(found)
+
+
+def _told(host: HostState, change: str) -> FoundState | None:
+    """What the state says of a change; None where it does not know, or not for sure."""
+    if change in host.undone:
+        return "undone"
+    if change in host.changes:
+        return "done" if change in host.done else "failed" if change in host.failed else None
+    return None
+
+
+def _shown(past: Past) -> ChangeShown:
+    return ChangeShown(key=past.key or past.id, summary=past.summary, risk=past.risk, job=past.job)
+
+
+def behind(steps: Sequence[Step], past: Iterable[Past]) -> frozenset[str]:
+    """The steps that the host is past: a later one was begun, so these had had their turn."""
+    begun = {one.step for one in past if one.state != "undone"}
+    furthest = max((place for place, step in enumerate(steps) if step.id in begun), default=0)
+    return frozenset(step.id for step in steps[:furthest])

@@ -1,0 +1,18 @@
+"""Toy kinds are read back from a host's note as real ones are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleetfix import steps
+from fleetfix.actions import named
+from tests.engine.toys import Fast, Lit, Once, Switch
+
+TOYS: dict[str, Any] = {kind.kind: kind for kind in (Switch, Lit, Fast, Once)}
+
+
+@pytest.fixture(autouse=True)
+def toy_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "named", lambda kind: TOYS.get(kind) or named(kind))
