@@ -12,6 +12,7 @@ from fleetfix.events import (
     ChangeFound,
     ChangeStarted,
     ChangeUndone,
+    Event,
     EvidenceKept,
     HostCommitted,
     HostFinished,
@@ -74,6 +75,12 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
             return f"the network is back after {duration(event.seconds)}"
         case RunInterrupted():
             return paint("warn", interrupted(event.signal, event.times))
+        case _:
+            return _of_host(event, state, paint)
+
+
+def _of_host(event: Event, state: RunState, paint: Paint) -> str | None:
+    match event:
         case HostFinished():
             return _finished(event, state, paint)
         case HostCommitted() | HostReleased():
