@@ -36,7 +36,7 @@ def test_a_playbook_that_is_shown_loads_and_binds(text: str) -> None:
 SHOWN = [*blocks("docs/inventories.md", "yaml"), *blocks("README.md", "yaml")]
 
 
-@pytest.mark.parametrize("text", [text for text in SHOWN if "hosts:" in text])
+@pytest.mark.parametrize("text", [text for text in SHOWN if "hosts:" in text and "\nsteps:" not in text])
 def test_an_inventory_that_is_shown_loads(text: str, write: Any) -> None:
     assert Inventory.load(str(write("i.yaml", text))).hosts
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from os.path import basename
 from typing import Any, ClassVar
 
+from pydantic import model_validator
+
 from fleetfix.action import Action, Plan, Probe
 from fleetfix.commands import Call, Change, Completed, Read, Seconds, Value
 from fleetfix.domain import nvidia_smi, processes
@@ -29,17 +31,29 @@ class ProcessFacts(Value):
 
 
 class GpuProcesses(Action[ProcessFacts]):
-    """Stop the training that uses an environment, with all of its processes, so that it can run again."""
+    """Stop the training that uses an environment, or every GPU job, so that it can run again as it was."""
 
     kind: ClassVar[str] = "gpu_processes"
     modules: ClassVar[tuple[str, ...]] = ("jobs", "environments", "gpus", "relaunch")
 
     using: str = "of-job"
-    """The environment: "of-job" for what the running job maps, or its path."""
+    """The environment: "of-job" for what the running job maps, its path, or "any" for every GPU job."""
+    users: tuple[str, ...] | None = None
+    """With "any": whose jobs may be stopped; null is one user's, and blocks where several have jobs."""
     grace: Seconds = 60.0
     """Between TERM and KILL: the time a trainer has to save a checkpoint."""
 
+    @model_validator(mode="after")
+    def _users_of_any(self) -> GpuProcesses:
+        if self.users is not None and self.using != "any":
+            raise ValueError(
+                "`users` goes with `using: any`: else only the environment's own job is stopped"
+            )
+        return self
+
     def probe(self) -> Probe[ProcessFacts]:
+        if self.using == "any":
+            return (yield from self._probe_any())
         jobs, where, start = yield (
             Read(function="jobs.found"),
             Read(function="environments.find", args={"venv": self.using}),
@@ -53,6 +67,19 @@ class GpuProcesses(Action[ProcessFacts]):
             none=environment.get("none"),
             nothing_starts=_nothing_starts(start),
         )
+        return (yield from self._seen_by_driver(facts))
+
+    def _probe_any(self) -> Probe[ProcessFacts]:
+        jobs, start = yield (
+            Read(function="jobs.found"),
+            Read(function="gpus.start_possible", timeout=60.0),
+        )
+        found = Found.model_validate(jobs.answer())
+        facts = ProcessFacts(found=found, environment="any", nothing_starts=_nothing_starts(start))
+        return (yield from self._seen_by_driver(facts))
+
+    def _seen_by_driver(self, facts: ProcessFacts) -> Probe[ProcessFacts]:
+        found = facts.found
         if found.complete or not found.jobs:
             return facts
         (seen,) = yield (Read(function="gpus.survey", args={"gpus": "all"}, timeout=90.0),)
@@ -64,7 +91,11 @@ class GpuProcesses(Action[ProcessFacts]):
             # that change it to say.
             several = any(job.environments for job in facts.found.jobs)
             return Plan(blocked=facts.none if several else None)
-        decided = processes.sort_out(facts.found, facts.environment, facts.owner)
+        decided = (
+            processes.sort_out_all(facts.found, self.users)
+            if self.using == "any"
+            else processes.sort_out(facts.found, facts.environment, facts.owner)
+        )
         blocked = decided.blocked or self._in_the_way(facts) if decided.targets else None
         if blocked or not decided.targets:
             return Plan(blocked=blocked, notes=decided.notes)

@@ -98,6 +98,32 @@ def sort_out(found: Found, environment: str, owner: int) -> Sorted:
     )
 
 
+def sort_out_all(found: Found, users: Sequence[str] | None) -> Sorted:
+    """Every job is a target, of whatever environment; `users` are those whose jobs may be stopped.
+
+    None is whoever alone has jobs here. One that may not be stopped blocks all: the GPUs would not be free.
+    """
+    reasons = [*_of_others(found.jobs, users), *_owned(found, found.jobs), *_unrepeatable(found.jobs)]
+    if not found.jobs:
+        return Sorted(targets=(), notes=tuple(_notes(found, (), ())))
+    return Sorted(
+        targets=found.jobs,
+        blocked=reasons[0] if reasons else None,
+        notes=tuple(_notes(found, found.jobs, ())),
+    )
+
+
+def _of_others(jobs: Sequence[GpuJob], users: Sequence[str] | None) -> Iterator[str]:
+    theirs = {job.user: job for job in reversed(jobs)}
+    if users is not None:
+        for job in jobs:
+            if job.user not in users:
+                yield f"{job} may not be stopped: users names {', '.join(users) or 'nobody'}"
+    elif len(theirs) > 1:
+        whose = " and ".join(str(theirs[user]) for user in sorted(theirs))
+        yield f"{whose} are of {len(theirs)} users: users: [{', '.join(sorted(theirs))}] stops them all"
+
+
 def _foreign(targets: Sequence[GpuJob], others: Sequence[GpuJob], owner: int) -> Iterator[str]:
     users = {job.uid for job in targets}
     # An environment of root's may serve one user's job; one of a user's serves no other user.

@@ -28,7 +28,8 @@ class Ends:
         """Every step had its turn; `kept` is the first that did not end well and was passed over."""
         if kept is None:
             well: Outcome = "changed" if self.visit.has_changed(self.visit.foreseen) else "ok"
-            await self._end_session(well, commit=True)
+            # What a playbook that went well leaves stopped is stopped because it was asked for.
+            await self._end_session(well, commit=True, keep_claim=False)
             return self.finish(well)
         step, end = kept
         unproven = isinstance(step.act, Check) and step.act.unproven

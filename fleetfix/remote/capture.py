@@ -62,6 +62,34 @@ def of_run(ctx):
     return [(step, found) for step in steps for found in (_load(path_of(ctx, step)),) if found]
 
 
+def left_by(ctx, run):
+    """The newest capture of jobs that another run left on this host, or None; `run` is its id or "last".
+
+    {"run", "step", "jobs", ...}. It was kept because its jobs were not started again since.
+    """
+    runs, newest = os.path.join(ctx.home, "runs"), None
+    for name in sorted(os.listdir(runs)) if os.path.isdir(runs) else ():
+        folder = os.path.join(runs, name, "job")
+        if name == ctx.run_id or run not in ("last", name) or not os.path.isdir(folder):
+            continue
+        for file in sorted(os.listdir(folder)):
+            path = os.path.join(folder, file)
+            found = _load(path) if file.endswith(".json") and not is_record(file) else None
+            if found and found["jobs"]:
+                at = os.stat(path).st_mtime
+                if newest is None or at >= newest[0]:
+                    newest = at, dict(found, run=name, step=file[: -len(".json")])
+    if newest is None:
+        return None
+    boot = newest[1]["boot"]
+    return dict(newest[1], jobs=[dict(job, boot=boot) for job in newest[1]["jobs"]])
+
+
+def path_left(ctx, run, step):
+    """Where the capture of a step of another run lies."""
+    return os.path.join(ctx.home, "runs", os.path.basename(run), "job", os.path.basename(step) + ".json")
+
+
 def secrets_of_run(ctx):
     """The values of the secret-looking variables of everything this run has captured."""
     entries = [entry for _, found in of_run(ctx) for entry in found["jobs"]]

@@ -252,17 +252,23 @@ def _uv_run(tree, environ):
 
 
 @read
-def state(ctx, step):
+def state(ctx, step, run=None):
     """What became of the jobs captured in `step`, and of what this run started.
+
+    With `run`, where this run has captured none: of those that the other run ("last": any) left stopped,
+    and "left" is {run, step} then.
 
     {"captured": [{argv, user, alive, unit, steps_seen}], "orphans", "current": {pid, argv, user} | None,
     "started": [{pid, alive, log, first_step, steps_seen, notes}], "from_zero": what was stopped | None}
     """
     entries = captured(ctx, step) or {"jobs": [], "orphans": []}
+    left = capture.left_by(ctx, run) if run is not None and not entries["jobs"] else None
+    entries = left or entries
     live = live_job(ctx)
     here = {"pid": live["pid"], "argv": procs.shown_of(live["pid"])[:8]} if live else None
     return {
         "captured": _fates(ctx, entries["jobs"]),
+        "left": {"run": left["run"], "step": left["step"]} if left else None,
         "orphans": len(entries["orphans"]),
         "current": here,
         "started": [_progress(record) for record in records(ctx)],
@@ -273,7 +279,8 @@ def state(ctx, step):
 def _fates(ctx, entries):
     taken, fates = set(), []
     for index, entry in enumerate(entries):
-        launch.wait_for_starter(os.path.join(ctx.state, "job"), index)
+        if ctx.state:
+            launch.wait_for_starter(os.path.join(ctx.state, "job"), index)
         found = running(ctx, index, entries, taken)
         taken.update(found[:1] if found else ())
         fates.append(
@@ -324,7 +331,7 @@ def running(ctx, index, entries, taken=()):
 
 
 def _known(ctx, index, entry):
-    record = launch.record_of(os.path.join(ctx.state, "job"), index)
+    record = launch.record_of(os.path.join(ctx.state, "job"), index) if ctx.state else None
     for one in (record, entry):
         if one and one.get("pid") and launch.runs(one):
             return one["pid"], one["start"]

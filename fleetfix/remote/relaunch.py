@@ -347,9 +347,53 @@ def _end_started(ctx, job, record, grace):
 
 @write
 def forget(ctx):
-    """Drop the capture of this step with the secrets in it: the run has ended well here."""
+    """Drop the capture of this step, with the secrets in it, once its jobs were started again.
+
+    Where a run ends well and leaves them stopped, as it was asked to, the capture is the way back.
+    """
+    entries = capture.of_step(ctx, ctx.step) or {"jobs": []}
+    folder = os.path.join(ctx.state, "job")
+    for index in range(len(entries["jobs"])):
+        if launch.record_of(folder, index) is None and not jobs.running(ctx, index, entries["jobs"]):
+            return {"kept": len(entries["jobs"])}
+    _unlink(capture.path_of(ctx, ctx.step))
+    return {"kept": 0}
+
+
+def _unlink(path):
     try:
-        os.unlink(capture.path_of(ctx, ctx.step))
+        os.unlink(path)
     except FileNotFoundError:
         pass
+
+
+@write
+def adopt(ctx, run, step, name):
+    """Take over, under `name`, the jobs that a step of another run captured and left stopped."""
+    if capture.of_step(ctx, name) is not None:
+        return {"adopted": 0}
+    found = capture.left_by(ctx, run)
+    if found is None or found["step"] != step:
+        raise Refusal("stale_plan", "what run %s stopped was started or dropped meanwhile" % run)
+    capture.save(ctx, name, found["jobs"])
+    return {"adopted": len(found["jobs"])}
+
+
+@write
+def disown(ctx, run, step, name):
+    """Undo `adopt`: the jobs are the other run's to start again, where it still keeps them.
+
+    That one of them began from zero is no reason for another run not to try.
+    """
+    if os.path.exists(capture.path_left(ctx, run, step)):
+        _unlink(capture.path_of(ctx, name))
+        _unlink(os.path.join(ctx.state, "job", jobs.FROM_ZERO))
+    return {}
+
+
+@write
+def forget_adopted(ctx, run, step, name):
+    """Drop an adopted capture, and the one it was taken from: its jobs run again."""
+    _unlink(capture.path_of(ctx, name))
+    _unlink(capture.path_left(ctx, run, step))
     return {}

@@ -673,3 +673,12 @@ async def test_going_back_does_not_look_for_a_step_of_other_hosts() -> None:
     host = toy_host(a=False, b=False, lamp=False)
     state, _ = await play(Fleet({"gpu01": host}), steps)
     assert outcomes(state) == {"gpu01": "rolled_back"}
+
+
+async def test_a_job_that_was_stopped_because_it_was_asked_for_leaves_the_host_free() -> None:
+    steps = [step("stop", Switch(name="job", on=False, key="stop:job", job="stops"))]
+    host = toy_host(job=True)
+    state, shelf = await play(Fleet({"gpu01": host}), steps)
+    assert outcomes(state) == {"gpu01": "changed"}
+    assert shelf.of("host_finished")[0].job_stopped, "it is said nevertheless"
+    assert host.claims == {}

@@ -155,7 +155,102 @@ def test_the_capture_lies_in_the_runs_folder_closed_to_others(host: GpuHost) -> 
     assert entry["environ"]["SECRET"] == "hunter2"
     assert jobs.job_environ(host.context(), "stop") == (os.getuid(), entry["environ"])
     relaunch.forget(host.context("stop"))
+    assert path.exists(), "it is the way back of a job that stays stopped"
+    relaunch.start(host.context("train"), "stop")
+    relaunch.forget(host.context("stop"))
     assert not path.exists()
+
+
+def test_a_job_that_was_started_again_and_has_ended_leaves_no_capture(host: GpuHost) -> None:
+    pid, dump = run_job(host)
+    stop(host, pid)
+    relaunch.start(host.context("train"), "stop")
+    os.kill(dumped(dump, host, other_than=pid)["pid"], signal.SIGKILL)
+    relaunch.forget(host.context("stop"))
+    assert jobs.captured(host.context(), "stop") is None
+
+
+# -- what another run left stopped ----------------------------------------------------------------
+
+
+def test_a_later_run_starts_what_an_earlier_one_left_stopped(host: GpuHost) -> None:
+    pid, dump = run_job(host)
+    before = dumped(dump, host)
+    stop(host, pid)
+    later = host.context("train", run="run-2")
+    found = jobs.state(later, "adopted", run="last")
+    assert found["left"] == {"run": "run-1", "step": "stop"}
+    assert [one["alive"] for one in found["captured"]] == [False]
+    assert relaunch.adopt(later, "run-1", "stop", "adopted") == {"adopted": 1}
+    relaunch.start(later, "adopted")
+    after = dumped(dump, host, other_than=pid)
+    assert {name: after[name] for name in SAME} == {name: before[name] for name in SAME}
+    again = jobs.state(later, "adopted", run="last")
+    assert (again["left"], [one["alive"] for one in again["captured"]]) == (None, [True])
+    relaunch.forget_adopted(later, "run-1", "stop", "adopted")
+    assert jobs.captured(host.context(), "stop") is None
+    assert jobs.captured(later, "adopted") is None
+
+
+def test_the_newest_capture_is_the_one_that_is_meant_unless_a_run_is_named(host: GpuHost) -> None:
+    for run in ("run-1", "run-2"):
+        pid, dump = run_job(host)
+        relaunch.stop(host.context("stop", run=run), [target(pid)], 5.0)
+        dump.unlink()
+    os.utime(jobs.capture_path(host.context(run="run-1"), "stop"), (1, 1))
+    later = host.context("train", run="run-3")
+    for asked, meant in (("last", "run-2"), ("run-1", "run-1"), ("run-9", None)):
+        left = jobs.state(later, "adopted", run=asked)["left"]
+        assert (left and left["run"]) == meant
+
+
+def test_what_is_asked_of_no_other_run_is_not_looked_for(host: GpuHost) -> None:
+    pid, _ = run_job(host)
+    stop(host, pid)
+    assert jobs.state(host.context("train", run="run-2"), "stop")["captured"] == []
+
+
+def test_undo_of_a_start_leaves_what_the_earlier_run_kept(host: GpuHost) -> None:
+    pid, dump = run_job(host)
+    stop(host, pid)
+    later = host.context("train", run="run-2")
+    relaunch.adopt(later, "run-1", "stop", "adopted")
+    relaunch.start(later, "adopted")
+    dumped(dump, host, other_than=pid)
+    relaunch.unstart(later, "adopted")
+    relaunch.disown(later, "run-1", "stop", "adopted")
+    assert jobs.state(later, "adopted", run="last")["left"] == {"run": "run-1", "step": "stop"}
+    assert host.marked() == []
+
+
+def test_undo_after_the_good_end_keeps_the_capture_that_is_left(host: GpuHost) -> None:
+    pid, dump = run_job(host)
+    stop(host, pid)
+    later = host.context("train", run="run-2")
+    relaunch.adopt(later, "run-1", "stop", "adopted")
+    relaunch.start(later, "adopted")
+    dumped(dump, host, other_than=pid)
+    relaunch.forget_adopted(later, "run-1", "stop", "adopted")
+    relaunch.unstart(later, "adopted")
+    relaunch.disown(later, "run-1", "stop", "adopted")
+    third = host.context("train", run="run-3")
+    assert jobs.state(third, "adopted", run="last")["left"] == {"run": "run-2", "step": "adopted"}
+
+
+def test_what_was_started_meanwhile_is_not_adopted(host: GpuHost) -> None:
+    pid, _ = run_job(host)
+    stop(host, pid)
+    relaunch.restore(host.context("stop"))
+    with pytest.raises(Refusal, match="started or dropped meanwhile"):
+        relaunch.adopt(host.context("train", run="run-2"), "run-1", "stop", "adopted")
+
+
+def test_a_dry_run_finds_what_was_left_and_writes_nothing(host: GpuHost) -> None:
+    pid, _ = run_job(host)
+    stop(host, pid)
+    dry = Context("run-2", "train", str(host.root / "state"), dry=True)
+    assert jobs.state(dry, "adopted", run="last")["left"] == {"run": "run-1", "step": "stop"}
+    assert sorted(os.listdir(host.root / "state" / "runs")) == ["run-1"]
 
 
 def test_the_capture_is_whole_before_the_first_signal(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleetfix.domain.processes import Found, GpuJob, Monitor, sort_out
+from fleetfix.domain.processes import Found, GpuJob, Monitor, sort_out, sort_out_all
 
 VENV, OTHER = "/opt/train/venv", "/home/alice/venv"
 ROOT, ALICE, BOB = 0, 1001, 1002
@@ -147,3 +147,37 @@ def test_a_monitor_of_the_gpus_is_noted_and_blocks_nothing() -> None:
 )
 def test_a_command_is_said_in_a_few_words(argv: tuple[str, ...], said: str) -> None:
     assert job(argv=argv).command == said
+
+
+# -- every job ------------------------------------------------------------------------------------
+
+
+def decide_all(*jobs: GpuJob, users: tuple[str, ...] | None = None, **found: Any) -> Any:
+    return sort_out_all(Found(complete=True, jobs=jobs, **found), users)
+
+
+def test_every_job_is_a_target_whatever_its_environment() -> None:
+    decided = decide_all(job(), job(5, environments=(OTHER,)), job(6, environments=()))
+    assert ([one.pid for one in decided.targets], decided.blocked) == ([4211, 5, 6], None)
+
+
+def test_where_several_users_have_jobs_they_are_to_be_named() -> None:
+    decided = decide_all(job(), foreign())
+    assert decided.blocked == (
+        "alice's job 123 (python train.py) and root's job 4211 (python torchrun) are of 2 users: "
+        "users: [alice, root] stops them all"
+    )
+    assert decide_all(job(), foreign(), users=("root", "alice")).blocked is None
+    only_root = decide_all(job(), foreign(), users=("root",)).blocked
+    assert only_root == "alice's job 123 (python train.py) may not be stopped: users names root"
+
+
+def test_what_could_not_be_stopped_or_started_again_blocks_here_too() -> None:
+    assert "drain it first" in decide_all(job(), schedulers=("Slurm",)).blocked
+    assert "in a container" in decide_all(job(container=True)).blocked
+    assert "cannot be read" in decide_all(job(unreadable=True)).blocked
+
+
+def test_a_host_without_a_job_has_nothing_to_stop_even_under_a_scheduler() -> None:
+    decided = decide_all(schedulers=("Slurm",))
+    assert (decided.targets, decided.blocked) == ((), None)

@@ -148,3 +148,47 @@ def test_a_job_is_described_by_a_list_a_line_or_a_mapping(
 
 def test_null_describes_nothing() -> None:
     assert Job.model_validate({"from": "stop", "else": None}).described is None
+
+
+# -- what another run left stopped ----------------------------------------------------------------
+
+LEFT = {"run": "20260101-000000-stop-gpu-jobs-aaaa", "step": "stop"}
+
+
+def plan_left(value: dict[str, Any], **parameters: Any) -> Plan:
+    action = Job.model_validate({"of_run": "last", **parameters})
+    asking = action.probe()
+    (read,) = next(asking)
+    assert read.args == {"step": "adopted", "run": "last"}
+    with pytest.raises(StopIteration) as end:
+        asking.send((Completed(value=value),))
+    return action.plan(end.value.value)
+
+
+def test_what_another_run_stopped_is_adopted_started_and_dropped_at_the_good_end() -> None:
+    (change,) = plan_left(state(captured=[CAPTURED], left=LEFT)).changes
+    assert [call.function for call in change.do] == ["relaunch.adopt", "relaunch.start", "relaunch.settle"]
+    assert change.do[0].args == {**LEFT, "name": "adopted"}
+    assert change.do[1].args["step"] == "adopted"
+    assert [(call.function, call.args) for call in change.commit] == [
+        ("relaunch.forget_adopted", {**LEFT, "name": "adopted"})
+    ]
+    assert f"run {LEFT['run']} stopped it" in change.summary
+
+
+def test_nothing_is_started_beside_a_job_that_runs() -> None:
+    planned = plan_left(state(captured=[CAPTURED], left=LEFT, current={"pid": 9, "argv": ["python"]}))
+    assert planned.changes == ()
+    assert planned.notes == (f"job 9 runs here: what run {LEFT['run']} stopped stays stopped",)
+
+
+def test_a_host_without_any_job_is_blocked_where_one_must_run() -> None:
+    assert plan_left(state(), must_run=True).blocked
+    assert plan_left(state(current={"pid": 9, "argv": ["python"]}), must_run=True) == Plan()
+    assert plan_left(state(), must_run=True, **{"else": ELSE}).changes
+
+
+@pytest.mark.parametrize("given", [{}, {"from": "stop", "of_run": "last"}])
+def test_a_job_is_of_a_step_or_of_a_run(given: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="give `from`"):
+        Job.model_validate(given)
