@@ -11,7 +11,7 @@ from fleetfix.steps import CONTROLS
 
 def test_the_schema_knows_every_action_and_every_control() -> None:
     step = schema()["properties"]["steps"]["items"]
-    assert set(step["properties"]) == set(KINDS) | CONTROLS
+    assert set(step["properties"]) == {*KINDS, *CONTROLS}
     assert len(step["oneOf"]) == len(KINDS)
 
 
