@@ -19,6 +19,7 @@ from fleetfix.events import (
     HostReleased,
     HostSaid,
     Record,
+    RollbackFinished,
     RollbackStarted,
     RunStarted,
     StepFinished,
@@ -101,11 +102,21 @@ def host_text(records: Iterable[Record], host: str, paint: Paint = PLAIN) -> str
     undone = {r.event.change: r.event for r in own if isinstance(r.event, ChangeUndone)}
     began = next((r.at for r in own if isinstance(r.event, RunStarted)), own[0].at if own else 0.0)
     lines: list[str] = []
-    touched = False
+    touched, back_at, before = False, 0.0, began
     for record in own:
         at = f"+{duration(record.at - began)}"
         touched = touched or isinstance(record.event, ChangeStarted)
-        told = list(_told(record, undone, paint, touched=touched))
+        match record.event:
+            case RollbackStarted():
+                back_at = record.at
+                told = [f"{paint('warn', 'going back')}: {one_line(record.event.reason)}"]
+            case ChangeUndone():
+                told = [_undone(record.event, record.at - before, paint)]
+            case RollbackFinished():
+                told = [f"  {paint.outcome(record.event.result)} after {duration(record.at - back_at)}"]
+            case _:
+                told = list(_told(record, undone, paint, touched=touched))
+        before = record.at
         lines += [f"{at:>13}  {told[0]}", *(f"{'':13}  {more}" for more in told[1:])] if told else []
     return "\n".join(lines)
 
@@ -142,12 +153,6 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
             yield f"  {event.step}: {one_line(event.text)}" if event.step else one_line(event.text)
         case CommandEnded():
             yield _command_ended(event, paint)
-        case RollbackStarted():
-            yield f"{paint('warn', 'going back')}: {one_line(event.reason)}"
-        case ChangeUndone():
-            word = "undone" if event.ok else paint("bad", "NOT undone")
-            why = f": {one_line(str(event.failure))}" if event.failure else ""
-            yield f"  {event.step}: {word}: {one_line(event.summary)}{why}"
         case ChangeFound() | HostCommitted() | HostReleased():
             yield _afterwards(event)
         case HostFinished():
@@ -184,12 +189,20 @@ def _undo_state(undone: ChangeUndone | None, paint: Paint) -> str:
     return paint("warn", "undone") if undone.ok else paint("bad", "NOT undone")
 
 
+def _undone(event: ChangeUndone, seconds: float, paint: Paint) -> str:
+    """A change that was taken back; how long it took is the time since the record before it."""
+    word = "undone" if event.ok else paint("bad", "NOT undone")
+    why = f": {one_line(str(event.failure))}" if event.failure else ""
+    return f"  {event.step}: {word} in {duration(seconds)}: {one_line(event.summary)}{why}"
+
+
 def _change_finished(event: ChangeFinished, paint: Paint) -> Iterator[str]:
     if event.ok:
         yield f"  done in {duration(event.seconds)}"
     else:
         why = one_line(str(event.failure)) if event.failure else f"exit {event.exit}"
-        yield f"  {paint('bad', 'failed')} after {duration(event.seconds)}: {why}"
+        ended = f", exit {event.exit}" if event.exit and event.failure else ""
+        yield f"  {paint('bad', 'failed')} after {duration(event.seconds)}{ended}: {why}"
     for name, text in (("stdout", event.stdout), ("stderr", event.stderr)):
         lines = many_lines(text)
         if lines:
@@ -202,7 +215,8 @@ def _change_finished(event: ChangeFinished, paint: Paint) -> Iterator[str]:
 def _step_finished(event: StepFinished, paint: Paint, *, touched: bool) -> str:
     reason = "" if event.result == "changed" else why_ended(event, touched=touched)
     measured = f" [{rate(event.measured.rate)} {unit(event.measured)}]" if event.measured else ""
-    return f"  {paint.outcome(event.result)}{f': {reason}' if reason else ''}{measured}"
+    took = f" ({duration(event.seconds)})" if event.seconds >= 1 else ""
+    return f"  {paint.outcome(event.result)}{f': {reason}' if reason else ''}{measured}{took}"
 
 
 def _finished(event: HostFinished, paint: Paint) -> Iterator[str]:
