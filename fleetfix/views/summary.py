@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from posixpath import dirname
 
-from fleetfix.action import Measurement
 from fleetfix.events import GOOD, Outcome
 from fleetfix.hostset import HostSet
 from fleetfix.state import HostState, RunState
-from fleetfix.views.amounts import duration, rate, unit
+from fleetfix.views.amounts import duration
 from fleetfix.views.grouping import Group, counted, fold, group
 from fleetfix.views.neutral import one_line
 from fleetfix.views.paint import PLAIN, Paint
 from fleetfix.views.plan import said_of
+from fleetfix.views.speeds import speeds
 
 WORST_FIRST: tuple[Outcome, ...] = (
     "rollback_failed", "in_doubt", "rollback_pending", "failed", "unproven", "rolled_back", "cancelled",
@@ -27,9 +26,6 @@ MESSAGES = 10
 
 NOT_CONFIRMED = "not confirmed"
 """The reason of a halt where the operator saw the plan and said no."""
-
-SPEEDS = 4
-"""Lines of measured speeds; where hosts differ more they are folded into one median and its range."""
 
 MEANINGS = {
     1: "could not begin", 2: "a host did not end well", 3: "halted by policy",
@@ -44,10 +40,10 @@ def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
         lines.append(paint("bad", f"halted: {one_line(state.halted)}"))
     if state.tripped:
         lines.append(paint("bad", f"the breaker tripped: {one_line(state.tripped)}"))
-    lines += _speeds(state)
+    lines += speeds(state)
     lines += _evidence(state)
     if code != 0:
-        lines += _ways_on(state)
+        lines += ways_on(state)
     lines.append(last_line(state, code, paint=paint))
     return "\n".join(lines)
 
@@ -106,7 +102,7 @@ def _outcomes(state: RunState, paint: Paint) -> Iterator[str]:
     shown, left = 0, HostSet()
     for outcome in WORST_FIRST:
         hosts = [host for host in state.hosts.values() if (host.outcome or "not_started") == outcome]
-        for one in _messages(outcome, hosts):
+        for one in messages(outcome, hosts):
             if outcome in GOOD or shown < MESSAGES:
                 yield _message(outcome, one, paint)
             else:
@@ -116,7 +112,8 @@ def _outcomes(state: RunState, paint: Paint) -> Iterator[str]:
         yield f"… and other messages on {counted(left)}: fleetfix show {state.run}"
 
 
-def _messages(outcome: Outcome, hosts: Sequence[HostState]) -> list[Group]:
+def messages(outcome: Outcome, hosts: Sequence[HostState]) -> list[Group]:
+    """Why hosts ended so: equal reasons folded; none where the outcome says all."""
     if outcome == "not_started" or (outcome in GOOD and outcome != "skipped"):
         return [Group(HostSet(host.name for host in hosts), "")] if hosts else []
     return group((host.name, said_of(host)) for host in hosts)
@@ -125,91 +122,6 @@ def _messages(outcome: Outcome, hosts: Sequence[HostState]) -> list[Group]:
 def _message(outcome: Outcome, one: Group, paint: Paint) -> str:
     label = paint.outcome(outcome, f"{outcome:<16}")
     return f"{label} {counted(one.hosts)}{f': {one.text}' if one.text else ''}"
-
-
-# -- speeds ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Speed:
-    """The first and the last rate of a host; an untouched one has one rate, neither before nor after."""
-
-    before: Measurement | None
-    after: Measurement | None
-    touched: bool = True
-
-    @property
-    def sides(self) -> tuple[Measurement | None, Measurement | None]:
-        return self.before, self.after
-
-    @property
-    def kind(self) -> tuple[str | None, str | None, bool]:
-        scopes = [one.scope if one else None for one in self.sides]
-        return scopes[0], scopes[1], self.touched
-
-
-def _speeds(state: RunState) -> Iterator[str]:
-    measured = {host.name: _measured(state, host) for host in state.hosts.values()}
-    found = {name: one for name, one in measured.items() if one is not None}
-    rows: dict[str, list[str]] = {}
-    for name, one in found.items():
-        rows.setdefault(_said(one), []).append(name)
-    if len(rows) > SPEEDS:
-        rows = _folded(found)
-    for text, names in rows.items():
-        yield f"{'speed':<16} {counted(HostSet(names))}: {text}"
-
-
-def _measured(state: RunState, host: HostState) -> _Speed | None:
-    """The first and the last rate that was measured; None where none was."""
-    order = [step for step, _ in state.started.steps] if state.started else list(host.steps)
-    steps = [host.steps[step] for step in order if step in host.steps]
-    found = [(at, step.measured) for at, step in enumerate(steps) if step.measured is not None]
-    if not found or host.outcome == "rolled_back":
-        # Rolled back it is as before: what was measured in between says nothing of what is now.
-        return None
-    if host.outcome in GOOD and host.outcome != "changed":
-        return _Speed(None, found[-1][1], touched=False)
-    if len(found) > 1:
-        return _Speed(found[0][1], found[-1][1])
-    at, only = found[0]
-    after = any(step.result == "changed" for step in steps[:at])
-    return _Speed(None, only) if after else _Speed(only, None)
-
-
-def _said(speed: _Speed) -> str:
-    before, after = speed.sides
-    if before is None or after is None:
-        one = before or after
-        assert one is not None
-        when = " after" if after else " before, nothing measured after"
-        return f"{rate(one.rate)} {unit(one)}" + (when if speed.touched else "")
-    if before.scope != after.scope:
-        sides = f"{rate(before.rate)} {unit(before)} before, {rate(after.rate)} {unit(after)} after"
-        return f"{sides}: not comparable"
-    return f"{rate(before.rate)} → {rate(after.rate)} {unit(after)}"
-
-
-def _folded(found: dict[str, _Speed]) -> dict[str, list[str]]:
-    """Fold rows by scope: the median of each side, and the range of the later one."""
-    rows: dict[str, list[str]] = {}
-    kinds: dict[tuple[str | None, str | None, bool], list[str]] = {}
-    for name, speed in found.items():
-        kinds.setdefault(speed.kind, []).append(name)
-    for (_, _, touched), names in kinds.items():
-        sides = [[one for name in names if (one := found[name].sides[side]) is not None] for side in (0, 1)]
-        middle = _Speed(_median(sides[0]), _median(sides[1]), touched)
-        last = sides[1] or sides[0]
-        low, high = (rate(extreme(one.rate for one in last)) for extreme in (min, max))
-        rows[f"{_said(middle)}, median of {len(names)} ({low} to {high})"] = names
-    return rows
-
-
-def _median(side: list[Measurement]) -> Measurement | None:
-    if not side:
-        return None
-    middle = statistics.median_low(one.rate for one in side)
-    return next(one for one in side if one.rate == middle)
 
 
 # -- evidence ---------------------------------------------------------------------------------------
@@ -231,7 +143,8 @@ def _evidence(state: RunState) -> Iterator[str]:
 # -- what to do next ------------------------------------------------------------------------------
 
 
-def _ways_on(state: RunState) -> Iterator[str]:
+def ways_on(state: RunState) -> Iterator[str]:
+    """What can be done next, a command a line."""
     bad = [host for host in state.hosts.values() if (host.outcome or "not_started") not in GOOD]
     order = {outcome: place for place, outcome in enumerate(WORST_FIRST)}
     bad = sorted(
