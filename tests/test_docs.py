@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from fleetfix.cli.config import Config
+from fleetfix.cli.main import app
 from fleetfix.commands import Completed
 from fleetfix.events import Event
 from fleetfix.inventory import Host, Inventory
@@ -73,6 +74,24 @@ def test_the_reference_names_every_event_variable_and_key() -> None:
     for file in (ROOT / "fleetfix").rglob("*.py"):
         for variable in re.findall(r"FLEETFIX_[A-Z_]+", file.read_text()):
             assert f"`{variable}`" in page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_that_is_shown_exists(page: Path) -> None:
+    there = {command.name for command in app.registered_commands} | {
+        group.name for group in app.registered_groups
+    }
+    shown = set(re.findall(r"(?:`|^|\$ )fleetfix ([a-z]+)\b", page.read_text(), re.MULTILINE))
+    assert shown <= there
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_place_in_a_page_that_is_linked_to_exists(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+        other = (page.parent / target).read_text() if target else page.read_text()
+        headings = re.findall(r"^#+ (.+)$", other, re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
+        assert anchor in anchors, f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
