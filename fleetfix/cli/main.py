@@ -13,6 +13,7 @@ import typer
 
 from fleetfix import __version__
 from fleetfix.cli import breaker, execute, history, hosts, lab, playbooks, rollback, run_playbook
+from fleetfix.cli import execute, history, hosts, inspect, lab, playbooks, rollback, run_playbook
 from fleetfix.cli.command import Command
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command("run", cls=Command)(run_playbook.run)
 app.command("plan", cls=Command)(run_playbook.plan)
 app.command("apply", cls=Command)(run_playbook.apply)
+app.command("inspect", cls=Command)(inspect.inspect)
 app.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})(execute.execute)
 app.command("rollback", cls=Command)(rollback.rollback)
 app.command("runs", cls=Command)(history.runs)

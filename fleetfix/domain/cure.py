@@ -24,6 +24,8 @@ class Cure(Value):
     files: int = 0
     """Files to put back."""
     notes: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
+    """Those of the notes that tell of something that is not as it should be."""
 
     @property
     def empty(self) -> bool:
@@ -42,7 +44,8 @@ def cure(audit: Audit, keep: Cuda, purge: Iterable[str] = ()) -> Cure:
     reasons = {**left, **spared}
     staying = [dist for dist in audit.dists if dist.info not in going]
     mend = tuple(dist for dist in staying if _to_mend(dist, going, keep))
-    stays = (f"{audit_label(audit, info)} stays: {why}" for info, why in sorted(reasons.items()))
+    stays = {info: f"{audit_label(audit, info)} stays: {why}" for info, why in sorted(reasons.items())}
+    lost = _found_and_left(audit, staying, mend, going)
     return Cure(
         blocked=(_shared(audit) if going or mend else None)
         or _must_choose(audit, going, reasons, keep)
@@ -51,7 +54,8 @@ def cure(audit: Audit, keep: Cuda, purge: Iterable[str] = ()) -> Cure:
         remove=tuple(going.values()),
         repair=mend,
         files=sum(lost_files(dist, going) for dist in mend),
-        notes=(*stays, *_found_and_left(audit, staying, mend, going)),
+        notes=(*stays.values(), *lost, *_told(audit, going)),
+        findings=(*(said for info, said in stays.items() if info not in spared), *lost),
     )
 
 
@@ -143,7 +147,7 @@ def _candidates(audit: Audit, keep: Cuda, listed: frozenset[str]) -> tuple[dict[
 
 
 def _asked_for(dist: Dist, evidence: Evidence) -> str | None:
-    if _half(dist):
+    if interrupted(dist):
         return None
     if dist.direct:
         return "it was installed from a place of its own"
@@ -268,7 +272,7 @@ def lost_files(dist: Dist, going: Mapping[str, Dist]) -> int:
     return dist.missing + _taken(dist, going)
 
 
-def _half(dist: Dist) -> bool:
+def interrupted(dist: Dist) -> bool:
     """Whether a removal of it began: uv removed its RECORD, or pip renamed its dist-info to `~x`."""
     return dist.borrowed or _renamed(dist)
 
@@ -286,11 +290,15 @@ def _found_and_left(
         other = sum(group.files for group in dist.overwritten) - _taken(dist, going)
         if other and dist.record is not None:
             notes.append(f"{dist.label}: {other} files hold the bytes of another staying package")
-    halves = (dist for dist in going.values() if _half(dist))
-    notes += [f"{dist.label}: its removal was interrupted and is finished" for dist in halves]
+    notes += [f"{name} is left over from an interrupted removal" for name in audit.leftovers]
+    return notes
+
+
+def _told(audit: Audit, going: Mapping[str, Dist]) -> list[str]:
+    halves = (dist for dist in going.values() if interrupted(dist))
+    notes = [f"{dist.label}: its removal was interrupted and is finished" for dist in halves]
     if audit.gathered:
         notes.append(f"{audit.gathered} packages that do not speak of CUDA are told as one")
-    notes += [f"{name} is left over from an interrupted removal" for name in audit.leftovers]
     notes += [f"{name} was installed without a RECORD and cannot be judged" for name in audit.eggs]
     return notes
 

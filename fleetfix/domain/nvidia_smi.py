@@ -111,15 +111,15 @@ class App(Value):
 
 def parse_gpus(text: str) -> tuple[Gpu, ...] | None:
     """Read the CSV of `--query-gpu`; None where it is not one."""
-    rows = _rows(text, free=None)
+    rows = rows_of(text, free=None)
     if rows is None or not rows:
         return None
     return tuple(
         Gpu(
-            index=_number(row.get("index")),
-            uuid=_value(row.get("uuid")),
-            used=_memory(row.get("memory.used")),
-            total=_memory(row.get("memory.total")),
+            index=number_of(row.get("index")),
+            uuid=value_of(row.get("uuid")),
+            used=memory_of(row.get("memory.used")),
+            total=memory_of(row.get("memory.total")),
             mig={"Enabled": True, "Disabled": False}.get(row.get("mig.mode.current", "")),
         )
         for row in rows
@@ -131,21 +131,22 @@ def parse_apps(text: str) -> tuple[App, ...] | None:
 
     The name is not quoted and may hold commas: columns are counted from both ends.
     """
-    rows = _rows(text, free="process_name")
+    rows = rows_of(text, free="process_name")
     if rows is None:
         return None
     return tuple(
         App(
-            uuid=_value(row.get("gpu_uuid")),
-            pid=_number(row.get("pid")),
+            uuid=value_of(row.get("gpu_uuid")),
+            pid=number_of(row.get("pid")),
             name=row.get("process_name", ""),
-            used=_memory(row.get("used_gpu_memory")),
+            used=memory_of(row.get("used_gpu_memory")),
         )
         for row in rows
     )
 
 
-def _rows(text: str, free: str | None) -> list[dict[str, str]] | None:
+def rows_of(text: str, free: str | None = None) -> list[dict[str, str]] | None:
+    """The rows of a CSV answer by their fields, or None where it is none; `free` may hold commas."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return None
@@ -168,21 +169,48 @@ def _cells(line: str, header: list[str], free: str | None) -> dict[str, str] | N
     return dict(zip(header, cells, strict=True)) if len(cells) == len(header) else None
 
 
-def _value(cell: str | None) -> str | None:
+def value_of(cell: str | None) -> str | None:
     """A cell that holds a value: not `[N/A]`, `[Unknown Error]`, `[Insufficient Permissions]`…"""
     return None if not cell or cell == "N/A" or cell.startswith("[") else cell
 
 
-def _number(cell: str | None) -> int | None:
-    value = _value(cell)
+def number_of(cell: str | None) -> int | None:
+    """A cell as a whole number, or None."""
+    value = value_of(cell)
     return int(value) if value is not None and value.isascii() and value.isdigit() else None
 
 
-def _memory(cell: str | None) -> int | None:
-    match = re.fullmatch(r"([0-9]+)(?: (MiB|KiB|GiB))?", _value(cell) or "")
+def memory_of(cell: str | None) -> int | None:
+    """A cell as bytes, or None."""
+    match = re.fullmatch(r"([0-9]+)(?: (MiB|KiB|GiB))?", value_of(cell) or "")
     if match is None:
         return None
     return int(match[1]) * {"KiB": 1 << 10, None: 1 << 20, "MiB": 1 << 20, "GiB": 1 << 30}[match[2]]
+
+
+def measure_of(cell: str | None) -> float | None:
+    """The number of a cell with a unit (`628.41 W`), or None."""
+    match = re.match(r"([0-9]+(?:\.[0-9]+)?)(?: |$)", value_of(cell) or "")
+    return float(match[1]) if match else None
+
+
+def flag_of(cell: str | None) -> bool | None:
+    """`Enabled`, `Active` and `Yes` as True, their contraries as False, anything else as None."""
+    words = {
+        "Enabled": True,
+        "Active": True,
+        "Yes": True,
+        "Disabled": False,
+        "Not Active": False,
+        "No": False,
+    }
+    return words.get(cell or "")
+
+
+def cuda_of(text: str) -> str | None:
+    """The CUDA version of the driver, as the head of the plain table says it: `13.1`."""
+    match = re.search(r"CUDA Version:\s*([0-9]+\.[0-9]+)", text)
+    return match[1] if match else None
 
 
 class PanelRow(Value):

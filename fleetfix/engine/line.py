@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -78,6 +79,8 @@ class Line:
                 found = self.memory.baseline(str(read.args.get("job", "")))
             case "journal.before":
                 found = self.before
+            case "controller.clock":
+                return Completed(value=time.time())
             case _:
                 message = f"the controller has no answer for {read.function}"
                 return Completed(exit=None, failure=Failure(kind="bug", message=message))
@@ -105,7 +108,7 @@ def _advance(
 
 
 def _own(read: Read) -> bool:
-    return read.module == "journal"
+    return read.module in ("journal", "controller")
 
 
 def _identity(read: Read) -> str:

@@ -104,6 +104,8 @@ def asked(venv: Path) -> list[tuple[str, dict[str, Any]]]:
                 "purge": [site + "nvidia_nccl_cu13-2.28.9.dist-info"],
             },
         ),
+        ("audits.environment", at),
+        ("facts.survey", {}),
         ("environments.find", at),
         ("environments.find", {"venv": "of-job"}),
         ("loads.torch", at),

@@ -57,6 +57,11 @@ def answer(words):
         for gpu in gpus:
             print("GPU %d: %s (UUID: %s)" % (gpu["index"], NAME, gpu["uuid"]))
         return 0
+    if "--help-query-gpu" in options:
+        print('List of valid properties to query for the switch "--query-gpu=":\n')
+        for field in GPU_FIELDS:
+            print('"%s"\n    As nvidia-smi has it.\n' % field)
+        return 0
     for option in ("--query-gpu", "--query-compute-apps"):
         if option in options:
             return query(option, options, gpus)
@@ -213,7 +218,11 @@ GPU_FIELDS = {
     "persistence_mode": (persistence, ""),
     "compute_mode": (lambda gpu: "Default", ""),
     "pstate": (lambda gpu: "P0", ""),
+    "ecc.mode.current": (lambda gpu: "Enabled", ""),
     "ecc.errors.uncorrected.volatile.total": (lambda gpu: 0, ""),
+    "remapped_rows.pending": (lambda gpu: "No", ""),
+    "remapped_rows.failure": (lambda gpu: "No", ""),
+    "clocks_event_reasons.hw_thermal_slowdown": (lambda gpu: "Not Active", ""),
 }
 APP_FIELDS = {
     "timestamp": (stamp, ""),
