@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from fleetfix import __version__
-from fleetfix.cli import breaker, execute, history, hosts, lab, playbooks, rollback, run_playbook
-from fleetfix.cli import execute, history, hosts, inspect, lab, playbooks, rollback, run_playbook
+from fleetfix.cli import breaker, execute, history, hosts, inspect, lab, playbooks, rollback, run_playbook
 from fleetfix.cli.command import Command
 
 app = typer.Typer(

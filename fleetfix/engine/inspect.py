@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fleetfix.action import Measurement, Probe
@@ -12,7 +12,7 @@ from fleetfix.domain.host_facts import HostFacts, look
 from fleetfix.domain.wheels import Audit
 from fleetfix.engine.context import OpenSession
 from fleetfix.engine.line import Line
-from fleetfix.errors import Bug, Failure, HostError
+from fleetfix.errors import Failure, HostError
 from fleetfix.inventory import Host
 from fleetfix.session import HostInfo, Purpose, open_session
 
@@ -97,9 +97,6 @@ class _NoMemory:
     def baseline(self, job: str) -> Measurement | None:
         del job
         return None
-
-    def keep_evidence(self, run: str, host: str, step: str, files: Mapping[str, bytes]) -> str:
-        raise Bug(f"{run}: a look at {host} keeps nothing ({step}, {len(files)} files)")
 
 
 def _unheard(step: str, text: str) -> None:

@@ -14,11 +14,15 @@ from fleetfix.runs import BreakerRow
 from fleetfix.session import Session
 
 
-class Memory(Protocol):
-    """What the controller remembers from earlier runs, and keeps of this one for people to read."""
+class Baselines(Protocol):
+    """The rates that jobs have proven in earlier runs."""
 
     def baseline(self, job: str) -> Measurement | None:
         """The last proven rate of a job, by its key."""
+
+
+class Memory(Baselines, Protocol):
+    """What the controller remembers from earlier runs, and keeps of this one for people to read."""
 
     def tripped(self, inventory: str) -> BreakerRow | None:
         """The trip that holds runs on this inventory back, of this run or another; None where none does."""
@@ -32,7 +36,7 @@ class Line:
     """A session, with the reads that the controller answers itself."""
 
     session: Session
-    memory: Memory
+    memory: Baselines
     before: Measurement | None = None
     """What a record-only measurement of this run found on this host."""
     _live: dict[str, tuple[Probe[Any], Reads]] = field(default_factory=dict)
