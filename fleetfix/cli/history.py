@@ -1,4 +1,4 @@
-"""`runs` and `show`: what the journal tells."""
+"""`runs`, `show` and `report`: what the journal tells."""
 
 from __future__ import annotations
 
@@ -45,3 +45,17 @@ def show(
     from fleetfix.cli.telling import tell_run
 
     tell_run(run, host, diff=diff, json=json)
+
+
+def report(
+    run: Annotated[str, options.RUN],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE", help="Where to: a file that ends in .html or .md.")
+    ],
+) -> None:
+    """Write a report of a run for those who were not there: one page that needs nothing else."""
+    from pathlib import Path
+
+    from fleetfix.cli.reporting import report as write_report
+
+    write_report(run, Path(out))

@@ -34,6 +34,7 @@ app.command("exec", cls=Command, context_settings={"allow_interspersed_args": Fa
 app.command("rollback", cls=Command)(rollback.rollback)
 app.command("runs", cls=Command)(history.runs)
 app.command("show", cls=Command)(history.show)
+app.command("report", cls=Command)(history.report)
 app.command("hosts", cls=Command)(hosts.hosts)
 app.command("playbooks", cls=Command)(playbooks.playbooks)
 app.command("lint", cls=Command)(playbooks.lint)
