@@ -24,7 +24,7 @@ from fleetfix.views.grouping import counted, group
 from fleetfix.views.neutral import one_line
 from fleetfix.views.paint import PLAIN, Paint
 
-MOST = 8
+MOST = 6
 """Lines of drift, of outliers and of conditions that are shown each; the JSON has all."""
 
 OTHERS = 3
@@ -74,35 +74,40 @@ def _gpus(facts: HostFacts) -> str | None:
     return f"{len(facts.gpus)} {facts.model or 'an unknown model'}{each}"
 
 
-def _switch(name: str) -> Callable[[HostFacts], str | None]:
+def _driver(facts: HostFacts) -> str | None:
+    return f"{facts.driver}, serves CUDA {facts.cuda}" if facts.driver and facts.cuda else facts.driver
+
+
+def _modes(facts: HostFacts) -> str | None:
+    told = [f"{label} {state}" for name, label in _MODES if (state := _switch(facts, name))]
+    return ", ".join(told) or None
+
+
+_MODES = (("persistence", "persistence"), ("ecc", "ECC"), ("mig", "MIG"))
+
+
+def _switch(facts: HostFacts, name: str) -> str | None:
     """A switch of all GPUs of a host; where they differ, that is its value."""
-
-    def value(facts: HostFacts) -> str | None:
-        found = {getattr(gpu, name) for gpu in facts.gpus or ()} - {None}
-        return None if not found else "both" if len(found) == 2 else "on" if found == {True} else "off"
-
-    return value
+    found = {getattr(gpu, name) for gpu in facts.gpus or ()} - {None}
+    return None if not found else "mixed" if len(found) == 2 else "on" if found == {True} else "off"
 
 
-def _environment(part: Callable[[Any], str | None]) -> Callable[[HostFacts], str | None]:
-    def value(facts: HostFacts) -> str | None:
-        return ", ".join(told for one in facts.environments if (told := part(one))) or None
-
-    return value
+def _environments(facts: HostFacts) -> str | None:
+    told = []
+    for one in facts.environments:
+        torch = f", torch {one.torch}" if one.torch else ""
+        torch += f" (CUDA {one.cuda})" if one.torch and one.cuda else ""
+        told.append(f"{one.path}: Python {one.python or '?'}{torch}")
+    return "; ".join(told) or None
 
 
 WORDS: dict[str, Callable[[HostFacts], str | None]] = {
     "gpus": _gpus,
-    "driver": lambda facts: facts.driver,
-    "driver CUDA": lambda facts: facts.cuda,
-    "persistence": _switch("persistence"),
-    "ECC": _switch("ecc"),
-    "MIG": _switch("mig"),
+    "driver": _driver,
+    "modes": _modes,
     "kernel": lambda facts: facts.kernel,
     "machine": lambda facts: f"{facts.cpus} CPUs, {round(facts.memory / GIB)} GiB",
-    "environment": _environment(lambda one: one.path),
-    "python": _environment(lambda one: one.python),
-    "torch": _environment(lambda one: f"{one.torch} (CUDA {one.cuda})" if one.torch else None),
+    "environment": _environments,
     "scheduler": lambda facts: ", ".join(facts.schedulers) or None,
 }
 """Facts that are words, in the order in which they are shown."""
