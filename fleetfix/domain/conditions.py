@@ -14,10 +14,13 @@ MIB = 1 << 20
 SKEW = 2.0
 """Seconds that a clock may be off: more, and logs and leases of two hosts cannot be compared."""
 
-FULL = 0.05
-FULL_BYTES = 2 * GIB
+FULL = 0.01
+SMALL = 0.05
+SMALL_BYTES = 5 * GIB
+"""A file system is full with less free than the first share, or than the second one and these bytes."""
+
 INODES = 0.02
-"""A file system with less free than the share and the bytes is full; or with less of its inodes."""
+"""The share of inodes with less of which a file system takes no more files soon."""
 
 HELD = 512 * MIB
 """Memory that a GPU may have in use without a process: the driver's own, MIG, a desktop."""
@@ -107,7 +110,7 @@ def _gpus(facts: HostFacts) -> Iterator[Condition]:
 
 def _unowned(gpu: GpuState, held: set[int], *, complete: bool) -> bool:
     """Whether memory stays in use that nobody has; where all processes could be looked at."""
-    return complete and not gpu.mig and not gpu.busy and gpu.index not in held and (gpu.used or 0) > HELD
+    return complete and not gpu.mig and not gpu.busy and gpu.minor not in held and (gpu.used or 0) > HELD
 
 
 def _xids(facts: HostFacts) -> Iterator[Condition]:
@@ -143,4 +146,4 @@ def _system(facts: HostFacts) -> Iterator[Condition]:
 
 def full(disk: Disk) -> bool:
     """Whether too little is left on a file system."""
-    return disk.free < FULL * disk.size and disk.free < FULL_BYTES
+    return disk.free < FULL * disk.size or disk.free < min(SMALL * disk.size, SMALL_BYTES)

@@ -24,6 +24,8 @@ class GpuState(Value):
     """One GPU, as nvidia-smi tells it. Memory in bytes, temperature in °C, power in watts."""
 
     index: int | None
+    minor: int | None
+    """N of /dev/nvidiaN: another number than the index where nvidia-smi leaves GPUs out."""
     uuid: str | None
     model: str | None
     driver: str | None
@@ -168,7 +170,7 @@ def facts_of(value: Mapping[str, Any], rates: Completed, asked: tuple[float, flo
         of_driver=answers["of_driver"],
         trouble=trouble,
         cuda=None if trouble else nvidia_smi.cuda_of(known["table"][1]),
-        gpus=None if trouble else _gpus(known["query"][1], known["apps"][1]),
+        gpus=None if trouble else _gpus(known["query"][1], known["apps"][1], answers["minors"]),
         xids=value["xids"],
         jobs=tuple(map(_job, value["jobs"])),
         complete=value["complete"],
@@ -184,18 +186,20 @@ def _disk(row: list[Any]) -> Disk:
     return Disk(path=path, size=size, free=free, inodes_free=files_free / files if files else None)
 
 
-def _gpus(query: str, apps: str) -> tuple[GpuState, ...] | None:
+def _gpus(query: str, apps: str, minors: Mapping[str, int]) -> tuple[GpuState, ...] | None:
     rows = nvidia_smi.rows_of(query)
     if not rows:
         return None
     busy = {app.uuid for app in nvidia_smi.parse_apps(apps) or ()}
-    return tuple(_gpu(row, busy) for row in rows)
+    return tuple(_gpu(row, busy, minors) for row in rows)
 
 
-def _gpu(row: Mapping[str, str], busy: set[str | None]) -> GpuState:
+def _gpu(row: Mapping[str, str], busy: set[str | None], minors: Mapping[str, int]) -> GpuState:
     uuid = nvidia_smi.value_of(row.get("uuid"))
+    index = nvidia_smi.number_of(row.get("index"))
     return GpuState(
-        index=nvidia_smi.number_of(row.get("index")),
+        index=index,
+        minor=minors.get(uuid or "", index),
         uuid=uuid,
         model=nvidia_smi.value_of(row.get("name")),
         driver=nvidia_smi.value_of(row.get("driver_version")),

@@ -8,14 +8,14 @@ import os
 import re
 import time
 
-from fleetfix.remote import dists, environments, jobs, mounts
+from fleetfix.remote import dists, environments, gpus, jobs, mounts
 from fleetfix.remote.api import be_idle, read
 
 ANSWER = 20.0  # seconds; 8 GPUs without persistence mode need about 10
 TEXT = 8 * 1024
 PLACES = ("/", "/tmp", "/var", "/home", "/opt", "/dev/shm")
-LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay"}
-IN_MEMORY = {"tmpfs", "ramfs"}
+LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs"}
+AT_PLACES = LOCAL | {"tmpfs", "ramfs", "overlay"}  # elsewhere these are sockets, and what containers see
 SYSTEM = ("/proc", "/sys", "/run", "/dev/")
 MOST_DISKS = 16
 
@@ -91,7 +91,7 @@ def _disks():
     local = {point for point, kind in table if kind in LOCAL}
     asked, seen, known = [], set(), set()
     for path in [*PLACES, *sorted(local, key=lambda one: (one.count("/"), one))]:
-        if mounts.filesystem_of(path, table) not in LOCAL | IN_MEMORY or len(asked) == MOST_DISKS:
+        if mounts.filesystem_of(path, table) not in AT_PLACES or len(asked) == MOST_DISKS:
             continue
         try:
             device, info = os.stat(path).st_dev, os.statvfs(path)
@@ -103,7 +103,8 @@ def _disks():
             sizes = [info.f_blocks * info.f_frsize, info.f_bavail * info.f_frsize]
             asked.append([path, *sizes, info.f_files, info.f_favail])
     others = {point for point, _ in table if point not in known and not point.startswith(SYSTEM)}
-    return {"asked": asked, "others": sorted(others)[:64]}
+    shallow = sorted(others, key=lambda one: (one.count("/"), one))
+    return {"asked": asked, "others": shallow[:128]}
 
 
 # -- GPUs -------------------------------------------------------------------------------------------
@@ -115,6 +116,7 @@ def _gpus(ctx):
         "module": _line("/sys/module/nvidia/version"),
         "on_bus": _on_bus(),
         "of_driver": len(glob.glob("/proc/driver/nvidia/gpus/*")),
+        "minors": gpus.minors(),
     }
     known = _smi(ctx, ["--help-query-gpu"])
     if known["exit"] is None:

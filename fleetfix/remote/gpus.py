@@ -45,7 +45,7 @@ def survey(ctx, gpus="all"):
         answers,
         complete=complete,
         selected=_selected(ctx, gpus, here),
-        minors=_minors(),
+        minors=minors(),
         jobs=[_shown(job) for job in here[:40]],
         listed={str(pid): who_is(pid) for pid in listed[:200]},
     )
@@ -89,7 +89,7 @@ def _selected(ctx, gpus, here):
     return sorted({gpu for one in stopped for gpu in one}) or None
 
 
-def _minors():
+def minors():
     """{uuid: N of /dev/nvidiaN}: nvidia-smi's index is another number where GPUs were left out."""
     found = {}
     for path in glob.glob("/proc/driver/nvidia/gpus/*/information"):

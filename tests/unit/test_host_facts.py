@@ -36,7 +36,7 @@ def answer(text: str, exit: int | None = 0) -> dict[str, Any]:
 
 def reply(**other: Any) -> dict[str, Any]:
     """What `facts.survey` answers on a host that is well."""
-    gpus = {"module": "570.86.10", "on_bus": 2, "of_driver": 2}
+    gpus = {"module": "570.86.10", "on_bus": 2, "of_driver": 2, "minors": {}}
     told = {"query": answer(WELL), "apps": answer(APPS), "table": answer(TABLE)}
     known = {
         "kernel": "6.8.0",
@@ -147,6 +147,8 @@ def test_a_host_that_is_well_has_no_condition() -> None:
          "alice's process 4211 (python train.py) holds GPUs and its job is gone"),
         ({"disks": {"asked": [["/var", 50 * GIB, GIB, 0, 0]], "others": []}},
          "/var is full: 1024 MiB of 50.0 GiB free"),
+        ({"disks": {"asked": [["/data", 5000 * GIB, 40 * GIB, 0, 0]], "others": []}},
+         "/data is full: 40960 MiB of 5000.0 GiB free"),
         ({"disks": {"asked": [["/", 50 * GIB, 20 * GIB, 1000, 1]], "others": []}}, "/ has no inodes left"),
         ({"clock": [1100.0, 1100.5]}, "its clock is 100 s ahead of this machine's"),
     ],
