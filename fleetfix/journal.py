@@ -21,7 +21,7 @@ from typing import Any
 
 from fleetfix import evidence_folder
 from fleetfix.action import Measurement
-from fleetfix.errors import JournalError
+from fleetfix.errors import JournalError, UsageError
 from fleetfix.events import (
     EVENT,
     BreakerTripped,
@@ -70,6 +70,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 """Statements that lead from each schema version (`user_version`) to the next; only ever appended to."""
+
+
+_IS_COMMAND = (
+    "EXISTS (SELECT 1 FROM records WHERE records.run = runs.run AND seq = 1 "
+    "AND json_extract(event, '$.command') <> '')"
+)
+"""Whether a run of the table was a command of `exec`."""
 
 
 class Journal:
@@ -271,14 +278,13 @@ class Journal:
         """Find the one run whose id is, or begins with, this; `last` is the newest.
 
         Without `dry`, `last` passes over what has nothing to go back on: dry runs and, but where they
-        are wanted, commands.
-        Raises JournalError where there is none or more than one.
+        are wanted, commands. Raises JournalError where there is none or more than one, UsageError where
+        it is a command and none is wanted.
         """
+        commands = dry if commands is None else commands
         if text == "last":
-            query = "SELECT run FROM runs WHERE dry <= ? AND (? OR NOT EXISTS (SELECT 1 FROM records "
-            query += "WHERE records.run = runs.run AND seq = 1 AND json_extract(event, '$.command') <> ''))"
-            values = (dry, dry if commands is None else commands)
-            newest = self._ask(f"{query} ORDER BY began DESC, run DESC LIMIT 1", values)
+            query = f"SELECT run FROM runs WHERE dry <= ? AND (? OR NOT {_IS_COMMAND})"
+            newest = self._ask(f"{query} ORDER BY began DESC, run DESC LIMIT 1", (dry, commands))
             if not newest:
                 raise JournalError("no such run is in the journal yet", hint="`fleetfix run` makes one")
             return str(newest[0][0])
@@ -294,6 +300,8 @@ class Journal:
         if len(found) > 1 and found[0] != text:
             listed = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
             raise JournalError(f"{text!r} begins more than one run: {listed}", hint="give more of the id")
+        if not commands and self._ask(f"SELECT 1 FROM runs WHERE run = ? AND {_IS_COMMAND}", (found[0],)):
+            raise UsageError(f"run {found[0]} was a command: there is nothing in it to take up or undo")
         return found[0]
 
     def outcomes(self, run: str) -> dict[str, str]:

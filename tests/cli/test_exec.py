@@ -136,6 +136,9 @@ def test_runs_and_show_tell_of_it_and_going_back_passes_it_over(fleetfix: Line, 
         host = fleetfix("show", "last", "gpu03").out
         assert "exit 3 after 0.0 s: 6 B on stdout, 6 B on stderr, not kept" in host
         assert "no such run is in the journal yet" in fleetfix("rollback", "last").err
+        run = json.loads(fleetfix("runs", "--json").out)["run"]
+        refused = fleetfix("rollback", run, "--yes")
+        assert (refused.code, "was a command" in refused.err) == (1, True)
 
 
 @pytest.mark.parametrize(
