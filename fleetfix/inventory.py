@@ -63,6 +63,8 @@ class Host(Value):
     python: PythonPath | None = None
     ssh_config: str | None = None
     """An ssh configuration file used for this host beside the user's own."""
+    key_file: str | None = None
+    """A private key that logs in, as `ssh -i`; else ssh's configuration and the agent say which."""
     vars: dict[str, Json] = Field(default_factory=dict)
     """Variables for playbooks: of the file, its groups and the host, the nearest winning."""
 

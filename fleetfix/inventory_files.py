@@ -50,6 +50,7 @@ class Settings(Value):
     become: bool | None = None
     python: PythonPath | None = None
     ssh_config: str | None = None
+    key_file: str | None = None
     vars: dict[str, Json] | None = None
 
 
@@ -76,6 +77,7 @@ _FOREIGN = {
     "ansible_port": "write `port`",
     "ansible_become": "write `become`",
     "ansible_python_interpreter": "write `python`",
+    "ansible_ssh_private_key_file": "write `key_file`",
 }
 
 
@@ -163,15 +165,15 @@ class _FileReader:
             value = getattr(entry, key)
             if key == "vars":
                 yield from ((f"vars.{name}", item) for name, item in (value or {}).items())
-            elif key == "ssh_config" and value is not None:
-                yield key, self._ssh_config(value, (*place, key))
+            elif key in ("ssh_config", "key_file") and value is not None:
+                yield key, self._file(value, key, place)
             else:
                 yield key, value
 
-    def _ssh_config(self, text: str, place: Place) -> str:
+    def _file(self, text: str, key: str, place: Place) -> str:
         path = self.folder / Path(text).expanduser()
         if not path.is_file():
-            self._complain(place, f"ssh_config: there is no file {path}")
+            self._complain((*place, key), f"{key}: there is no file {path}")
         return str(path.absolute())
 
     def _group(self, name: str, value: Any, place: Place) -> None:

@@ -5,7 +5,9 @@ INI files, group_vars, host_vars and plugins have rules that only Ansible knows 
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,15 +33,18 @@ _INI_HOST = re.compile(r"^[\w.\[\]:-]+[ \t].*\bansible_\w+\s*=", re.MULTILINE)
 
 def is_program(path: Path) -> bool:
     """Whether a file is meant to be run: executable, and its beginning is that of a program."""
-    if path.suffix in _DATA or not path.is_file() or not path.stat().st_mode & 0o111:
-        return False
-    with path.open("rb") as file:
-        return file.read(4).startswith((b"#!", b"\x7fELF"))
+    try:
+        if path.suffix in _DATA or not path.is_file() or not path.stat().st_mode & 0o111:
+            return False
+        with path.open("rb") as file:
+            return file.read(4).startswith((b"#!", b"\x7fELF"))
+    except OSError:
+        return False  # whoever reads it says why it cannot be read
 
 
 def is_folder(path: Path) -> bool:
     """Whether a folder is laid out as Ansible has it."""
-    return any((path / name).is_dir() for name in ("group_vars", "host_vars"))
+    return any(os.path.isdir(path / name) for name in ("group_vars", "host_vars"))
 
 
 def is_answer(text: str) -> bool:
@@ -85,18 +90,27 @@ def _each(path: Path, shown: str, listed: Listed, end: float) -> Mapping[str, Ma
             hint="have its --list print _meta with hostvars",
         )
 
+    over = threading.Event()
+
     def ask(host: str) -> tuple[str, Mapping[str, Json]]:
         name = f"{shown} --host {host}"
         left = max(end - time.monotonic(), 0.1)
-        text, _ = program.answer([str(path), "--host", host], shown=name, deadline=left)
+        text, _ = program.answer(
+            [str(path), "--host", host], shown=name, deadline=left, given_up=over.is_set
+        )
         # An empty answer says nothing of the host; many old programs give it.
         found = parse(
             f'{{"_meta": {{"hostvars": {{"host": {text.strip() or "{}"}}}}}}}', f"what {name} prints"
         )
         return host, (found.hostvars or {})["host"]
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
         return dict(pool.map(ask, hosts))
+    finally:
+        # Where one did not answer, or the operator interrupts, the others are not waited for.
+        over.set()
+        pool.shutdown(cancel_futures=True)
 
 
 def from_text(text: str, shown: str) -> Declared:
@@ -112,8 +126,10 @@ def through_tool(path: Path, shown: str, deadline: float) -> Declared:
             f"{shown} is an inventory of Ansible, and {TOOL} is not on the PATH",
             hint=f"where Ansible is: {TOOL} -i {shown} --list > hosts.json; then -i hosts.json",
         )
-    if path.is_dir():
-        require_trust_to_run(path, shown)  # what is executable in it is run
+    for each in (path, *(path.iterdir() if path.is_dir() else ())):
+        # Ansible runs what is executable in its inventories.
+        if each.is_dir() or each.stat().st_mode & 0o111:
+            require_trust_to_run(each, shown if each == path else f"{shown}/{each.name}")
     settings = {
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_DEPRECATION_WARNINGS": "0",

@@ -22,10 +22,12 @@ _NAMES: dict[str, str] = {
     "ansible_ssh_user": "user",
 }
 _PASSWORDS = re.compile(r"ansible_(?:\w+_)?pass(?:word|phrase)?")
+_KEYS = ("ansible_ssh_private_key_file", "ansible_private_key_file")
 _SSH_ARGS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 _READ = frozenset(
     {
         *_NAMES,
+        *_KEYS,
         *_SSH_ARGS,
         "ansible_connection",
         "ansible_python_interpreter",
@@ -71,6 +73,7 @@ class Words:
             value = said.get(key)
             if value not in (None, "") and ours not in found:
                 found[ours] = self._plain(host, key, value)
+        self._key(host, said, found)
         self._connection(host, said, found)
         self._become(host, said, found)
         self._python(host, said, found)
@@ -84,6 +87,18 @@ class Words:
             self.into.refuse(host, f"{key} is a template that only Ansible can fill in: {value}")
             return None
         return int(value) if isinstance(value, str) and key.endswith("port") and value.isdigit() else value
+
+    def _key(self, host: str, said: Mapping[str, Json], found: dict[str, Json]) -> None:
+        for key in _KEYS:
+            self._file(host, key, written(said.get(key)) or "", "key_file", found)
+
+    def _file(self, host: str, shown: str, text: str, ours: str, found: dict[str, Json]) -> None:
+        """A file of this machine, as a setting; said where there is none."""
+        path = os.path.abspath(os.path.expanduser(text))
+        if text and os.path.isfile(path):
+            found[ours] = path
+        elif text:
+            self.into.remark(shown, f"there is no file {text}", host)
 
     def _connection(self, host: str, said: Mapping[str, Json], found: dict[str, Json]) -> None:
         kind = (written(said.get("ansible_connection")) or "ssh").rpartition(".")[2]
@@ -139,8 +154,10 @@ class Words:
             found.setdefault("port", int(value))
         elif option in ("l", "user"):
             found.setdefault("user", value)
-        elif option == "f" and os.path.isfile(os.path.expanduser(value)):
-            found["ssh_config"] = os.path.abspath(os.path.expanduser(value))
+        elif option == "f":
+            self._file(host, shown, value, "ssh_config", found)
+        elif option in ("i", "identityfile"):
+            self._file(host, shown, value, "key_file", found)
         elif option not in _MULTIPLEXING and option not in ("c", "q"):
             self.into.remark(shown, _IN_SSH_CONFIG, host)
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from fleetfix.errors import InventoryError
@@ -33,11 +33,12 @@ def answer(
     env: Mapping[str, str] | None = None,
     deadline: float = DEADLINE,
     most: int = MOST,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> tuple[str, str]:
     """What a program prints on stdout, and on stderr; InventoryError where it does not end well.
 
     It is ended with all that it started when the deadline (seconds) passes, when it prints more than
-    `most` bytes, and when fleetfix is interrupted.
+    `most` bytes, when fleetfix is interrupted, and when `given_up` says that nobody waits for it.
     """
     name = shown or " ".join(argv)
     environ = None if env is None else {**os.environ, **env}
@@ -55,7 +56,7 @@ def answer(
         hint = "does its first line name an interpreter, #!/usr/bin/env python3?" if _format(error) else ""
         raise InventoryError(f"{name} cannot be run: {reason}", hint=hint) from error
     try:
-        output, errors = _read(process, name, time.monotonic() + deadline, deadline, most)
+        output, errors = _read(process, name, deadline, most, given_up)
     except BaseException:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -75,9 +76,10 @@ def answer(
 
 
 def _read(
-    process: subprocess.Popen[bytes], name: str, end: float, deadline: float, most: int
+    process: subprocess.Popen[bytes], name: str, deadline: float, most: int, given_up: Callable[[], bool]
 ) -> tuple[bytearray, bytearray]:
     """Read both streams until the program ends; what it leaves behind may keep them open."""
+    end = time.monotonic() + deadline
     output, errors = bytearray(), bytearray()
     assert process.stdout is not None
     assert process.stderr is not None
@@ -86,6 +88,8 @@ def _read(
         selector.register(process.stderr, selectors.EVENT_READ, errors)
         while selector.get_map():
             left = end - time.monotonic()
+            if given_up():
+                raise InventoryError(f"{name} was ended: nobody waits for it any more")
             if left <= 0:
                 raise InventoryError(f"{name} has not ended within {deadline:g} s", hint="it was ended")
             ready = selector.select(min(left, 0.05))

@@ -33,7 +33,7 @@ def require_trust_to_run(path: Path, shown: str) -> None:
     if reason:
         raise InventoryError(
             f"{shown} is not run: {'' if where == shown else f'its folder {where}: '}{reason}",
-            hint=f"have it print by hand, {shown} --list > hosts.json, and give -i hosts.json",
+            hint="save what it, or ansible-inventory, prints with --list, and give that",
         )
 
 

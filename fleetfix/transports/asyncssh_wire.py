@@ -116,7 +116,9 @@ async def _start_once(
     chain = await _chain_to(host, opening)
     connection = None
     try:
-        connection = await _connect(host.address, host.port, host.user, host.ssh_config, keys, chain.end)
+        connection = await _connect(
+            host.address, host.port, host.user, host.ssh_config, keys, chain.end, host.key_file
+        )
         channel, _ = await connection.create_session(
             lambda: _Ear(receiver),
             command,
@@ -141,8 +143,12 @@ async def _connect(
     ssh_config: str | None,
     keys: HostKeys,
     tunnel: asyncssh.SSHClientConnection | None = None,
+    key_file: str | None = None,
 ) -> asyncssh.SSHClientConnection:
     more: dict[str, Any] = {}
+    if key_file is not None:
+        # One that has a passphrase is asked of the agent, as with `ssh -i`.
+        more |= {"client_keys": [key_file], "ignore_encrypted": True}
     if port is not None:
         more["port"] = port
     if user is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import shutil
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -288,6 +289,20 @@ async def test_the_users_configuration_decides_about_new_keys(own_server: sshd.S
 async def test_a_key_that_is_not_authorised_is_an_auth_failure(own_server: sshd.Server) -> None:
     (own_server.folder / "authorized_keys").write_text("")
     assert (await opened(own_server.host(getpass.getuser()))).failure.kind == "auth"
+
+
+async def test_the_key_that_the_inventory_names_logs_in(own_server: sshd.Server) -> None:
+    key, config = own_server.folder / "key", own_server.folder / "ssh_config"
+    config.write_text(config.read_text().replace(f"IdentityFile {key}", "IdentityFile none"))
+    host = own_server.host(getpass.getuser())
+    assert (await opened(host)).failure.kind == "auth"
+    purpose = Purpose(run="r1", playbook="p", dry=True, operator="o", controller="c")
+    session = await open_session(host.model_copy(update={"key_file": str(key)}), purpose)
+    await session.close()
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-P", "", "-f", str(key)], check=True)
+    error = await opened(host.model_copy(update={"key_file": str(key)}))
+    assert error.failure.kind == "auth"
+    assert "ssh -v" in error.failure.hint, "one with a passphrase is left to the agent, and there is none"
 
 
 async def test_a_host_where_nothing_listens_is_unreachable(own_server: sshd.Server) -> None:

@@ -152,6 +152,7 @@ def test_variables_keep_how_they_were_written(write: Any) -> None:
             "i.yaml:2: transport: wanted 'asyncssh', 'local' or 'scripted'",
         ),
         ("hosts:\n  a: {ssh_config: nowhere}", "i.yaml:2: ssh_config: there is no file"),
+        ("hosts:\n  a: {key_file: nowhere}", "i.yaml:2: key_file: there is no file"),
         ("hosts:\n  gpu[01: {}", "i.yaml:2: gpu[01: this bracket is never closed at character 4"),
         ("hosts: ['*']", "i.yaml:1: *: name hosts here"),
         ("hosts: [{a: {}}]", "i.yaml:1: wanted host names"),

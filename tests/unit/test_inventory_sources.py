@@ -68,7 +68,7 @@ def refusal(spec: str | Path, cwd: Path | None = None, **env: str) -> FleetfixEr
 
 def test_what_ansible_says_of_a_host_becomes_how_it_is_reached() -> None:
     host = Inventory.load(str(ANSWER)).hosts["gpu03"]
-    assert host.model_dump(exclude={"name", "transport", "ssh_config"}) == {
+    assert host.model_dump(exclude={"name", "transport", "ssh_config", "key_file"}) == {
         "address": "10.0.0.3",
         "port": 2222,
         "user": "ops",
@@ -149,7 +149,9 @@ def test_a_word_of_ansible_is_understood_without_remark(
         ({"ansible_become_pass": "x"}, "ansible_become_pass"),
         ({"ansible_become_password": "x"}, "ansible_become_password"),
         ({"ansible_ssh_pass": "x"}, "ansible_ssh_pass"),
-        ({"ansible_ssh_private_key_file": "/k"}, "ansible_ssh_private_key_file"),
+        ({"ansible_ssh_private_key_file": "/no/key"}, "ansible_ssh_private_key_file"),
+        ({"ansible_ssh_extra_args": "-i /no/key"}, "ansible_ssh_extra_args -i"),
+        ({"ansible_ssh_extra_args": "-F /no/config"}, "ansible_ssh_extra_args -F"),
         ({"ansible_become": True, "ansible_become_user": "postgres"}, "ansible_become"),
         ({"ansible_become": True, "ansible_become_method": "doas"}, "ansible_become"),
         ({"ansible_python_interpreter": "python3"}, "ansible_python_interpreter"),
@@ -193,6 +195,24 @@ def test_a_host_is_refused_rather_than_reached_at_the_wrong_place(
     inventory = Inventory.load(str(write("i.json", json.dumps(answer))))
     assert inventory.refused["a"].startswith(why)
     assert list(inventory.hosts) == ["b"]
+
+
+def test_keys_and_configurations_of_this_machine_are_taken(write: Write) -> None:
+    key, config = write("key", ""), write("config", "")
+    answer = {
+        "g": {"hosts": ["a", "b"], "vars": {"ansible_ssh_common_args": f"-F {config}"}},
+        "_meta": {
+            "hostvars": {
+                "a": {"ansible_ssh_private_key_file": str(key)},
+                "b": {"ansible_ssh_extra_args": f"-o IdentityFile={key}"},
+            }
+        },
+    }
+    inventory = Inventory.load(str(write("i.json", json.dumps(answer))))
+    assert inventory.remarks == ()
+    assert {(host.key_file, host.ssh_config) for host in inventory.hosts.values()} == {
+        (str(key), str(config))
+    }
 
 
 def test_variables_of_groups_win_as_in_ansible(write: Write) -> None:
@@ -254,6 +274,22 @@ def test_a_program_is_not_called_for_ten_thousand_hosts(write: Write) -> None:
     assert refusal(answering(write, {"g": hosts})).hint == "have its --list print _meta with hostvars"
 
 
+def test_where_one_call_fails_the_others_are_not_waited_for(write: Write, tmp_path: Path) -> None:
+    path = runnable(
+        write,
+        "old.py",
+        f"""#!/bin/sh
+case $2 in
+    "") echo '{{"g": ["a", "b"]}}';;
+    a) while [ ! -s {tmp_path}/pid ]; do sleep 0.01; done; exit 3;;
+    b) echo $$ > {tmp_path}/pid; exec sleep 600;;
+esac
+""",
+    )
+    assert "--host a ended with exit 3" in refusal(path).message
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
 def test_a_program_is_run_only_where_it_is_named(write: Write, tmp_path: Path) -> None:
     path = answering(write, {"g": ["a"], "_meta": {"hostvars": {}}}, "inventory")
     with pytest.raises(InventoryError, match=r"\./inventory is a program, which is read only where"):
@@ -279,7 +315,7 @@ def test_a_program_of_somebody_else_is_not_run(write: Write) -> None:
     os.chown(path, 65534, 65534)
     error = refusal(path)
     assert "is not run: it belongs to" in error.message
-    assert "--list > hosts.json" in error.hint
+    assert error.hint.startswith("save what it, or ansible-inventory, prints")
 
 
 def test_a_file_of_data_is_read_though_it_is_executable(write: Write) -> None:
@@ -303,6 +339,20 @@ def test_ansible_itself_reads_its_own_files(
         assert "gpu02" in Inventory.load(str(path)).hosts
         assert (tmp_path / "asked").read_text() == f"-i {path} --list\n"
     assert "gpu02" in Inventory.load("ansible:hosts", cwd=tmp_path).hosts
+
+
+def test_a_folder_of_ansible_that_others_may_write_is_not_read(
+    write: Write, tool: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    tool("ansible-inventory", f"cat {ANSWER}")
+    path = runnable(write, "inv/cloud.py", "#!/bin/sh\n")
+    (tmp_path / "inv/group_vars").mkdir()
+    path.chmod(0o777)
+    assert "inv/cloud.py is not run: others may write to it" in refusal("inv", tmp_path).message
+    path.chmod(0o755)
+    assert len(Inventory.load("inv", cwd=tmp_path).hosts) == 5
+    (tmp_path / "inv").chmod(0o777)
+    assert "inv is not run: others may write to it" in refusal("inv", tmp_path).message
 
 
 @pytest.mark.usefixtures("no_tool")
