@@ -42,6 +42,9 @@ FailureKind = Literal[
     "bug",  # fleetfix broke a promise of its own
 ]
 
+NO_WAY_IN: frozenset[FailureKind] = frozenset({"unreachable", "auth", "host_key", "no_python", "sudo"})
+"""Failures on the way to a host. Where a session met one while it was coming back, it is over."""
+
 
 class Failure(BaseModel):
     """Why something did not end well: the class of it, one line, and what to do."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from fleetfix.errors import NO_WAY_IN
 from fleetfix.events import GOOD
 from fleetfix.hostset import HostSet
 from fleetfix.state import HostState, RunState
@@ -42,7 +43,7 @@ def signature_of(host: HostState) -> Signature | None:
     done = host.finished
     if done is None or not host.started or done.outcome in GOOD or done.failure is None:
         return None
-    if done.failure.kind in ("cancelled", "unreachable"):
+    if done.failure.kind in NO_WAY_IN | {"cancelled"}:
         return None
     return done.step, done.failure.kind, normalised(done.failure.message, host.name)
 

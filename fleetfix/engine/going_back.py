@@ -7,7 +7,7 @@ import asyncio
 from fleetfix.engine.breaker import rollback_failed
 from fleetfix.engine.context import OpenSession
 from fleetfix.engine.rollback import undo_all
-from fleetfix.errors import Failure, HostError, JournalError
+from fleetfix.errors import NO_WAY_IN, Failure, HostError, JournalError
 from fleetfix.events import (
     BreakerTripped,
     HostConnected,
@@ -90,7 +90,7 @@ async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, open
         recorder.record(went.finished(host.name))
         _finish_rollback(host, recorder, went.outcome, went.failure)
     except HostError as error:
-        lost = error.failure.kind in ("unreachable", "timed_out")
+        lost = error.failure.kind in NO_WAY_IN | {"timed_out"}
         _finish_rollback(host, recorder, "rollback_pending" if lost else "rollback_failed", error.failure)
     finally:
         await session.close()

@@ -10,7 +10,7 @@ from fleetfix.commands import RISK_ORDER, Change, Completed
 from fleetfix.engine import evidence
 from fleetfix.engine.context import RunContext, SafePoint
 from fleetfix.engine.line import Line
-from fleetfix.errors import Failure, HostError
+from fleetfix.errors import NO_WAY_IN, Failure, HostError
 from fleetfix.events import (
     ChangeFinished,
     ChangeShown,
@@ -109,7 +109,7 @@ class StepRun:
         try:
             plan = action.plan(await self.line.ask(self.step.id, action.probe()))
         except HostError as error:
-            if error.failure.kind == "unreachable":
+            if error.failure.kind in NO_WAY_IN:
                 raise
             result: StepResult = "failed" if error.failure.kind == "bug" else "blocked"
             return StepEnd(result, error.failure.message, error.failure)
@@ -171,7 +171,7 @@ class StepRun:
         try:
             return await self.line.session.change(id, self.step.id, change)
         except HostError as error:
-            if error.failure.kind == "unreachable":
+            if error.failure.kind in NO_WAY_IN:
                 raise
             return Completed(exit=None, failure=error.failure)
 
@@ -193,7 +193,7 @@ class StepRun:
         try:
             plan = action.plan(await self.line.ask(self.step.id, action.probe()))
         except HostError as error:
-            if error.failure.kind == "unreachable":
+            if error.failure.kind in NO_WAY_IN:
                 raise
             message = f"done, and not verified: {error.failure.message}"
             return message, Failure(kind="verify_unknown", message=message)
@@ -234,7 +234,7 @@ class StepRun:
         try:
             return check.judge(await self.line.ask(self.step.id, check.probe()))
         except HostError as error:
-            if error.failure.kind == "unreachable":
+            if error.failure.kind in NO_WAY_IN:
                 raise
             return Verdict(result="unknown", reason=error.failure.message)
 

@@ -10,7 +10,7 @@ from fleetfix.commands import Completed
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.pending import Foreseen, foresee
-from fleetfix.errors import Failure, HostError
+from fleetfix.errors import NO_WAY_IN, Failure, HostError
 from fleetfix.events import ChangeUndone, HostSaid, Outcome, RollbackFinished
 from fleetfix.playbook import Step
 from fleetfix.recorder import Recorder
@@ -98,7 +98,7 @@ async def _undo(session: Session, host: str, past: Past, recorder: Recorder) -> 
     try:
         completed = await session.undo(past.id)
     except HostError as error:
-        if error.failure.kind in ("unreachable", "lease_held", "unfinished"):
+        if error.failure.kind in NO_WAY_IN | {"lease_held", "unfinished"}:
             raise
         return error.failure
     if isinstance(completed.value, dict) and "note" in completed.value:

@@ -16,7 +16,12 @@ from fleetfix.session import HostInfo, unfinished_hint
 
 
 async def survey(visit: Visit, ends: Ends) -> None:
-    """Plan every step of a host; a host that can go no further has its end. Raises HostError."""
+    """Plan every step of a host; a host that can go no further has its end. Raises HostError.
+
+    A host that no step is for is not even connected to.
+    """
+    if all(step.elsewhere for step in visit.steps):
+        return ends.finish("skipped", "no step of this playbook is for this host")
     session = await visit.connect()
     refuse_where_taken(session.info, visit.context.request.run, visit.host.name)
     if visit.resumed and not await take_up(visit, ends):

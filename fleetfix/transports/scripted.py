@@ -200,15 +200,15 @@ class ScriptedHost:
                 self._losses.append(Loss(when, change, calls, back))  # type: ignore[arg-type]
         return self
 
-    def vanish(self) -> None:
-        """Lose every open session now and take no connection until `accept`."""
-        self.refuse("unreachable", "no route to host")
-        self.drop()
+    def vanish(self, kind: FailureKind = "unreachable", message: str = "no route to host") -> None:
+        """Lose every open session now and take no connection until `accept`; `kind` says why not."""
+        self.refuse(kind, message)
+        self.drop(kind)
 
-    def drop(self) -> None:
+    def drop(self, kind: FailureKind = "unreachable") -> None:
         """Lose every open session now; new ones are taken."""
         for session in list(self._sessions):
-            session.lose()
+            session.lose(kind)
 
     def reboot(self) -> None:
         """Drop the sessions and come back with another boot id; what ran is in doubt."""

@@ -26,6 +26,7 @@ class ScriptedSession:
         self._progress = opening.progress
         self._epoch: int | None = None
         self._lost = False
+        self._lost_by: FailureKind = "unreachable"
         self._ending = False
         self._asked: set[asyncio.Task[Any]] = set()
         self._in_hand: set[asyncio.Task[Any]] = set()
@@ -122,8 +123,9 @@ class ScriptedSession:
         self._lost = True
         self._release()
 
-    def lose(self) -> None:
-        """Break the connection: who waits for an answer gets `unreachable`, what runs there runs on."""
+    def lose(self, kind: FailureKind = "unreachable") -> None:
+        """Break the connection: who waits for an answer gets this failure, what runs there runs on."""
+        self._lost_by = kind
         self._host.forget(self)
         self._lost = True
         self._release()
@@ -139,7 +141,7 @@ class ScriptedSession:
     async def _within(self, work: Coroutine[Any, Any, T]) -> T:
         if self._lost:
             work.close()
-            self._fail("unreachable", f"{self._name}: the connection was lost")
+            self._fail(self._lost_by, f"{self._name}: the connection was lost")
         task = asyncio.ensure_future(work)
         self._asked.add(task)
         try:
@@ -303,7 +305,7 @@ class ScriptedSession:
 
     def _check_line(self) -> None:
         if self._lost:
-            self._fail("unreachable", f"{self._name}: the connection was lost")
+            self._fail(self._lost_by, f"{self._name}: the connection was lost")
 
     def _check_wet(self) -> None:
         if self._purpose.dry:

@@ -9,7 +9,7 @@ import pytest
 
 from fleetfix.engine.context import Interrupts
 from fleetfix.engine.going_back import roll_back
-from fleetfix.errors import Failure, HostError, JournalError
+from fleetfix.errors import Failure, FailureKind, HostError, JournalError
 from fleetfix.events import Record
 from fleetfix.policy import Policy, Share
 from fleetfix.recorder import Recorder
@@ -682,3 +682,30 @@ async def test_a_job_that_was_stopped_because_it_was_asked_for_leaves_the_host_f
     assert outcomes(state) == {"gpu01": "changed"}
     assert shelf.of("host_finished")[0].job_stopped, "it is said nevertheless"
     assert host.claims == {}
+
+
+async def test_a_host_that_no_step_is_for_is_skipped_and_not_even_connected_to() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False), "gpu02": toy_host(a=False)})
+    here = step("a", Switch(name="a"), hosts="gpu01")
+    there = here.model_copy(update={"elsewhere": True})
+    state, shelf = await play(fleet, [here], steps_of={"gpu02": [there]})
+    assert (outcomes(state), state.exit) == ({"gpu01": "changed", "gpu02": "skipped"}, 0)
+    assert [event.host for event in shelf.of("host_connected")] == ["gpu01"]
+
+
+@pytest.mark.parametrize("kind", ["unreachable", "host_key", "auth", "no_python", "sudo"])
+async def test_a_session_that_cannot_come_back_is_lost_and_not_asked_again(kind: FailureKind) -> None:
+    host, asked = toy_host(a=False, lamp=True), []
+
+    def go(args: dict[str, object], world: dict[str, object]) -> object:
+        if args["name"] == "lamp":
+            asked.append(1)
+            host.vanish(kind)
+        return world[str(args["name"])]
+
+    host.on("toy.get", go)
+    lamp = step("lamp", Lit(name="lamp"), when_changed=("a",), within=60.0)
+    clock = HandClock()
+    state, _ = await play(Fleet({"gpu01": host}), [SWITCHES[0], lamp], clock=clock)
+    assert outcomes(state) == {"gpu01": "rollback_pending"}
+    assert (len(asked), clock.slept) == (1, [])
