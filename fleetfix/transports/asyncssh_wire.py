@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -292,7 +294,14 @@ def _failure(error: Exception, host: Host, keys: HostKeys) -> Failure:
     return error.failure if isinstance(error, HostError) else failure_of(error, host.name, keys)
 
 
+_NUMBER = re.compile(r"\[Errno (\d+)\] Connect call failed")
+
+
 def _words(error: BaseException) -> str:
+    # asyncio names the address instead of the reason, which would make equal reasons differ.
+    numbers = dict.fromkeys(_NUMBER.findall(str(error)))
+    if numbers:
+        return ", ".join(os.strerror(int(number)).lower() for number in numbers)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = getattr(error, "reason", "") or str(error) or type(error).__name__

@@ -94,7 +94,9 @@ def said_of(host: HostState) -> str:
     if failure is None:
         return one_line(step + (done.reason if done else ""))
     hint = f" ({failure.hint})" if failure.hint else ""
-    return one_line(step + failure.message + hint)
+    # The reason may go on where the first failure ends: and going back failed too.
+    more = done is not None and done.reason.startswith(failure.message)
+    return one_line(step + (done.reason if done and more else failure.message) + hint)
 
 
 def why_ended(event: StepFinished, *, touched: bool) -> str:

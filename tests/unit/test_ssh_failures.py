@@ -52,3 +52,16 @@ def test_each_has_a_class_and_a_line(kind: type[Exception]) -> None:
 )
 def test_the_common_ones_are_told_apart(error: Exception, kind: str) -> None:
     assert failure_of(error, "gpu01").kind == kind
+
+
+REFUSED = "[Errno 111] Connect call failed ('10.0.0.1', 22)"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [REFUSED, f"Multiple exceptions: {REFUSED}, {REFUSED}"],
+)
+def test_a_refused_connection_is_said_as_people_say_it(said: str) -> None:
+    number, _, text = said.partition("] ")
+    error = OSError(111, text) if number == "[Errno 111" else OSError(said)
+    assert failure_of(error, "gpu01").message == "gpu01: connection refused"
