@@ -193,7 +193,7 @@ def _sites(folder: Path) -> Iterator[Make]:
         number = len(made)
         home = folder / f"home{number}"
         home.mkdir()
-        lab = Lab(folder / f"lab{number}")
+        lab = Lab(home / "state" / "lab")  # where `-i lab` looks for it
         one = Site(lab, home)
         made.append(one)
         lab.up(HostSet.parse(hosts), contaminated=contaminated, **more)
