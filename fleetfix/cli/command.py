@@ -16,6 +16,9 @@ class Command(TyperCommand):
         read = parser.parse_args
 
         def read_once(args: list[str]) -> Any:
+            if ctx.resilient_parsing and args and args[-1].startswith("-"):
+                # At TAB after an option its value is not there yet; without it nothing would be read.
+                args = args[:-1]
             try:
                 values, rest, order = read(args=args)
             except Exception as error:

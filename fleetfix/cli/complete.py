@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import typer
@@ -45,6 +45,11 @@ def playbooks(incomplete: str) -> Iterable[str]:
 @_offers
 def saved_plans(incomplete: str) -> Iterable[str]:
     """Files that are saved plans, and folders to look for them in."""
+    return _paths(incomplete, _is_plan)
+
+
+def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> Iterator[str]:
+    """Folders, and the files in the folder that is typed which are wanted."""
     from pathlib import Path
 
     head, slash, _ = incomplete.rpartition("/")
@@ -52,7 +57,7 @@ def saved_plans(incomplete: str) -> Iterable[str]:
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             yield f"{head}{slash}{path.name}/"
-        elif _is_plan(path):
+        elif wanted(path):
             yield f"{head}{slash}{path.name}"
 
 
@@ -112,6 +117,42 @@ def runs(incomplete: str) -> Iterable[str]:
         return []
     with Journal.open(folder) as journal:
         return ["last", *(row.run for row in journal.runs(50))]
+
+
+def hosts_of_run(context: typer.Context, incomplete: str) -> list[str]:
+    """The hosts of the run that the line names."""
+    from fleetfix.cli.state_dir import state_dir
+    from fleetfix.journal import Journal
+
+    @_offers
+    def known(_: str) -> Iterable[str]:
+        folder = state_dir()
+        if not (folder / "journal.db").exists():
+            return []
+        with Journal.open(folder) as journal:
+            row = journal.run(journal.find(str(context.params["run"])))
+        return row.hosts if row is not None else []
+
+    before, comma, word = incomplete.rpartition(",")
+    return [f"{before}{comma}{one}" for one in known(word)]
+
+
+@_offers
+def inventories(incomplete: str) -> Iterable[str]:
+    """What `-i` takes that is no file, and the files."""
+    yield from ("lab", "slurm:", "clustershell:", "ssh-config:", "ansible:")
+    yield from _paths(incomplete, lambda path: True)
+
+
+def settings(context: typer.Context, incomplete: str) -> list[str]:
+    """The variables of the playbook that the line names."""
+    from fleetfix.playbook import load
+
+    @_offers
+    def known(_: str) -> Iterable[str]:
+        return [f"{name}=" for name in load(str(context.params["playbook"])).vars]
+
+    return known(incomplete)
 
 
 @_offers

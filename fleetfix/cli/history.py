@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fleetfix.cli import options
+from fleetfix.cli import complete, options
 
 
 def runs(
@@ -37,7 +37,10 @@ def runs(
 
 def show(
     run: Annotated[str, options.RUN],
-    host: Annotated[str | None, typer.Argument(metavar="HOST", help="Tell all of this host.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Argument(metavar="HOST", help="Tell all of this host.", autocompletion=complete.hosts_of_run),
+    ] = None,
     diff: options.Diff = False,
     json: options.Json = False,
 ) -> None:

@@ -31,7 +31,7 @@ SomeHosts = Annotated[
         "-l",
         metavar="PATTERN",
         help="Only these hosts of the run.",
-        autocompletion=complete.hosts,
+        autocompletion=complete.hosts_of_run,
     ),
 ]
 Exclude = Annotated[
@@ -52,11 +52,17 @@ InventoryFile = Annotated[
         metavar="FILE",
         help="Inventory file, folder or program, `lab`, names: 'gpu[01-16],', slurm:, clustershell:, "
         "ssh-config: or ansible:PATH.",
+        autocompletion=complete.inventories,
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a variable of the playbook; repeat it."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a variable of the playbook; repeat it.",
+        autocompletion=complete.settings,
+    ),
 ]
 Forks = Annotated[
     int | None,

@@ -36,6 +36,10 @@ def offered(line: str, **environ: str) -> list[str]:
         ("fleetfix run lamps.yaml --hosts @", ["@front"]),
         ("fleetfix plan lamps.yaml -l gpu01,@f", ["gpu01,@front"]),
         ("fleetfix hosts gpu0", ["gpu01", "gpu02", "gpu03", "gpu04"]),
+        ("fleetfix run lamps.yaml --set ", ["second="]),
+        ("fleetfix run lamps.yaml -i hos", ["hosts.yaml"]),
+        ("fleetfix run lamps.yaml -i la", ["lab", "lamps.yaml"]),
+        ("fleetfix run lamps.yaml -i ssh", ["ssh-config:"]),
         ("fleetfix explain cuda", ["cuda_wheels"]),
         ("fleetfix lab break gpu01 --fault vani", ["vanish"]),
         ("fleetfix show ", []),
@@ -49,6 +53,26 @@ def test_runs_are_offered_the_newest_first(fleetfix: Line, fleet: Fleet) -> None
     with fleet:
         first = fleetfix("plan", "./lamps.yaml", "-i", "hosts.yaml", "-l", "gpu01").run
     assert offered("fleetfix rollback ") == ["last", first]
+
+
+def test_the_hosts_of_the_run_that_is_named_are_offered(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        run = fleetfix("plan", "./lamps.yaml", "-i", "hosts.yaml", "-l", "gpu[01-02]").run
+    assert offered(f"fleetfix show {run} ") == ["gpu01", "gpu02"]
+    assert offered("fleetfix show last gpu02") == ["gpu02"]
+    assert offered("fleetfix rollback last --hosts gpu01,") == ["gpu01,gpu01", "gpu01,gpu02"]
+    assert offered("fleetfix show nosuch ") == []
+
+
+def test_saved_plans_are_offered_and_no_other_file(fleetfix: Line, fleet: Fleet, place: Path) -> None:
+    (place / "folder").mkdir()
+    with fleet:
+        fleetfix("plan", "./lamps.yaml", "-i", "hosts.yaml", "-l", "gpu01", "-o", "p.json")
+        fleetfix("plan", "./lamps.yaml", "-i", "hosts.yaml", "-l", "gpu01", "-o", "folder/q.json")
+    (place / "other.json").write_text("{}")
+    assert offered("fleetfix apply ") == ["folder/", "p.json", "state/"]
+    assert offered("fleetfix apply folder/") == ["folder/q.json"]
+    assert offered(f"fleetfix apply {place}/p") == [f"{place}/p.json"]
 
 
 def test_what_is_broken_offers_nothing_and_says_nothing(place: Path) -> None:
