@@ -18,6 +18,9 @@ from fleetfix.views.paint import Paint
 from fleetfix.views.plan import plan_text
 from fleetfix.views.summary import summary_text, unfinished_text
 
+PLAN_LINES = 24
+"""A longer plan of a run that did more than plan is shown where it is asked for; a screen has as many."""
+
 
 def tell_run(text: str, host: str | None, *, diff: bool, json: bool) -> None:
     """Print what the journal has of a run, or of one host of it."""
@@ -43,6 +46,9 @@ def _whole(state: RunState, driven: bool, diff: bool, paint: Paint) -> str:
     if state.started is not None and state.started.command:
         return "it is running now" if driven else command_summary(state, exit_code(state), paint)
     plan = plan_text(state, diff=diff, paint=paint)
+    lines = plan.count("\n") + 1
+    if lines > PLAN_LINES and not diff and (state.started is None or not state.started.dry):
+        plan = f"its plan has {lines} lines: fleetfix show {state.run} --diff"
     if driven:
         return f"{plan}\n\nit is running now"
     ended = state.exit if state.exit is not None else state.rolled_back_exit

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
 import json
 import os
 import pty
+import re
 import signal
+import struct
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from fleetfix.events import Record
 from fleetfix.journal import Journal
 from fleetfix.transports.scripted import Fleet
 from tests.cli.conftest import Line, lamp_host
+from tests.unit.terminal import Terminal
 
 LAMPS = ("./lamps.yaml", "-i", "hosts.yaml")
 ALL = ("--hosts", "gpu*")
@@ -222,10 +227,12 @@ def test_a_rollback_at_a_terminal_is_asked_for(
     assert fleet["gpu01"].world["left"] is False
 
 
-def at_a_real_terminal(place: Path, typed: bytes, *words: str) -> tuple[int, str]:
-    """Run fleetfix on a terminal of its own and type this at its question."""
+def at_a_real_terminal(place: Path, typed: bytes, *words: str, term: str = "xterm") -> tuple[int, str]:
+    """Run fleetfix on a terminal of its own, 80 by 24, and type this at its question."""
     pid, terminal = pty.fork()
     if pid == 0:
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        os.environ["TERM"] = term
         os.execv(sys.executable, [sys.executable, "-m", "fleetfix", *words])
     shown = b""
     while True:
@@ -258,6 +265,47 @@ def test_on_a_real_terminal_yes_is_yes_and_all_else_is_no(
     (place / "here.yaml").write_text("hosts:\n  here: {transport: local}\n")
     ended, shown = at_a_real_terminal(place, typed, "run", "./mark.yaml", "-i", "here.yaml", "-l", "here")
     assert (ended, (place / "mark").exists()) == (code, changed), shown
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("typed", [b"y\n", b""])
+def test_at_a_real_terminal_the_run_is_live_and_leaves_its_plan_and_summary(
+    typed: bytes, place: Path
+) -> None:
+    slow_mark(place)
+    words = ("run", "./mark.yaml", "-i", "here.yaml", "-l", "here", *(() if typed else ("--yes",)))
+    ended, shown = at_a_real_terminal(place, typed, *words)
+    assert ended == 0, shown
+    assert "1 at work" in shown
+    terminal = Terminal(80, 24)
+    terminal.write(shown)
+    text = "\n".join(terminal.text)
+    assert [line.split()[0] for line in terminal.text if line][:2] == ["run", "plan:"]
+    assert "at work" not in text
+    assert "exit 0" in text.splitlines()[-1]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("term", "words"), [("dumb", ()), ("xterm", ("--progress", "plain"))])
+def test_where_no_screen_is_wanted_there_are_lines(term: str, words: tuple[str, ...], place: Path) -> None:
+    slow_mark(place)
+    ended, shown = at_a_real_terminal(
+        place, b"", "run", "./mark.yaml", "-i", "here.yaml", "-l", "here", "--yes", *words, term=term
+    )
+    assert ended == 0, shown
+    assert "canary: here" in shown
+    assert "at work" not in shown
+    assert not re.search(r"\x1b\[\d*[A-LN-Z]", shown)
+
+
+def slow_mark(place: Path) -> None:
+    """A playbook that takes long enough to be looked at."""
+    mark = place / "mark"
+    (place / "mark.yaml").write_text(
+        "name: mark\nsteps:\n  - id: mark\n"
+        f"    shell: {{run: 'sleep 1.2; touch {mark}', check: 'test -e {mark}', undo: 'rm {mark}'}}\n"
+    )
+    (place / "here.yaml").write_text("hosts:\n  here: {transport: local}\n")
 
 
 def test_a_wrong_configuration_is_told_with_its_file(fleetfix: Line, place: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetfix.cli.telling import _whole as told_whole
 from fleetfix.events import (
     EVENT,
     Event,
@@ -162,6 +163,16 @@ def test_a_thousand_plans_fit_a_screen_whatever_they_differ_in() -> None:
     golden("plan-thousand", text)
     assert len(text.splitlines()) <= 40
     assert sum(len(line) > 160 for line in text.splitlines()) == 0
+
+
+@pytest.mark.parametrize(("diff", "whole"), [(False, False), (True, True)])
+def test_a_long_plan_of_a_run_that_went_on_is_told_where_it_is_asked_for(diff: bool, whole: bool) -> None:
+    events = [record.event for record in uneven_thousand()]
+    state = fold(stories.records([*events, RunFinished(exit=0)]))
+    text = told_whole(state, driven=False, diff=diff, paint=PLAIN)
+    assert ("nvidia-nccl-cu12 2.26.2" in text) is whole
+    assert (f"fleetfix show {stories.RUN} --diff" in text) is not whole
+    assert whole or len(text.splitlines()) <= SCREEN
 
 
 def test_what_rests_on_the_word_of_its_author_is_said() -> None:
