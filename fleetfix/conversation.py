@@ -290,6 +290,9 @@ class Pending:
     future: asyncio.Future[Any]
     slots: list[Completed | None] = field(default_factory=list)
     items: list[Json] = field(default_factory=list)
+    timeout: asyncio.Timeout | None = None
+    left: float | None = None
+    """Seconds of its time that were left when the line was lost, while it is."""
     streamed: Streamed | None = None
     """Of a command whose output is on its way; it is asked for once, on one connection."""
 
@@ -464,7 +467,9 @@ class Conversation:
         if limit is not None:
             limit += self._opening.timers.reconnect_within
         try:
-            async with _limit(limit, self._host.name, f"no answer to {frame['op']}"):
+            async with _limit(limit, self._host.name, f"no answer to {frame['op']}") as pending.timeout:
+                if self._contact is None:
+                    self._hold_deadline(pending)
                 return await future
         finally:
             self._pending.pop(n, None)
@@ -590,7 +595,10 @@ class Conversation:
         for pending in self._pending.values():
             if pending.streamed is not None and not pending.future.done():
                 pending.future.set_exception(error)  # to ask again would be to run it twice
+        self._hold_deadlines()
         self._go(self._come_back(old, error))
+        if self._opening.watch is not None:
+            self._opening.watch.dropped()
 
     async def _come_back(self, old: Contact, error: HostError) -> None:
         """Try to reach the host again, and ask again what was not answered."""
@@ -599,8 +607,13 @@ class Conversation:
         timers = self._opening.timers
         until = time.monotonic() + timers.reconnect_within
         for pause in _pauses():
-            left = until - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            patience = self._opening.watch.patience() if self._opening.watch is not None else "usual"
+            if patience == "more":
+                # Its own time begins when whoever watches has no more of it than that.
+                until = now + max(timers.reconnect_within, self._opening.connect_timeout)
+            left = until - now
+            if left <= 0 or patience == "none":
                 break
             try:
                 async with _limit(min(left, self._opening.connect_timeout), self._host.name):
@@ -615,8 +628,30 @@ class Conversation:
             for _, pending in sorted(self._pending.items()):
                 pending.items.clear()
                 self._post(pending)
+            self._let_deadlines_go()
+            if self._opening.watch is not None:
+                self._opening.watch.returned()
             return
         self._die(error)
+
+    def _hold_deadlines(self) -> None:
+        """The time in which there is no line is nobody's; how long that may be has a bound of its own."""
+        for pending in self._pending.values():
+            self._hold_deadline(pending)
+
+    @staticmethod
+    def _hold_deadline(pending: Pending) -> None:
+        timeout = pending.timeout
+        if timeout is not None and not timeout.expired() and (when := timeout.when()) is not None:
+            pending.left = when - asyncio.get_running_loop().time()
+            timeout.reschedule(None)
+
+    def _let_deadlines_go(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for pending in self._pending.values():
+            if pending.timeout is not None and pending.left is not None:
+                pending.timeout.reschedule(now + pending.left)
+                pending.left = None
 
     def _die(self, error: HostError) -> None:
         self._dead = error
@@ -647,8 +682,8 @@ def _pauses() -> Iterable[float]:
 @contextlib.asynccontextmanager
 async def _limit(seconds: float | None, host: str, what: str = "no answer") -> Any:
     try:
-        async with asyncio.timeout(seconds):
-            yield
+        async with asyncio.timeout(seconds) as timeout:
+            yield timeout
     except TimeoutError:
         kind = "unreachable" if what == "no answer" else "timed_out"
         raise host_error(kind, f"{host}: {what} within {seconds:.0f} s") from None

@@ -211,6 +211,22 @@ class Opening:
     modules: Mapping[str, str] = field(default_factory=dict)
     host_keys: Literal["strict", "accept_new"] | None = None
     root: str = ""
+    watch: Watch | None = None
+
+
+Patience = Literal["usual", "more", "none"]
+"""usual: as long as the session's own time says. more: on, and its own time begins anew after that.
+none: no longer at all."""
+
+
+class Watch(Protocol):
+    """Hears when a session's connection drops and when it is back, and says how long it is tried again."""
+
+    def dropped(self) -> None: ...
+
+    def returned(self) -> None: ...
+
+    def patience(self) -> Patience: ...
 
 
 Opener = Callable[["Host", Purpose, Opening], Awaitable[Session]]
@@ -233,6 +249,7 @@ async def open_session(
     modules: Mapping[str, str] | None = None,
     host_keys: Literal["strict", "accept_new"] | None = None,
     root: str = "",
+    watch: Watch | None = None,
 ) -> Session:
     """Open a session on a host over the transport it names.
 
@@ -245,6 +262,7 @@ async def open_session(
         modules=modules or {},
         host_keys=host_keys,
         root=root,
+        watch=watch,
     )
     name = _OPENERS.get(host.transport)
     if name is None:

@@ -11,11 +11,12 @@ from typing import Literal, Protocol
 
 from fleetfix.commands import Json
 from fleetfix.engine.line import Memory
+from fleetfix.engine.network import Network
 from fleetfix.inventory import Host
 from fleetfix.playbook import Playbook, Step
 from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
-from fleetfix.session import Purpose, Session
+from fleetfix.session import Purpose, Session, Watch
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,12 @@ class OpenSession(Protocol):
     """How a session to a host is opened; `session.open_session` outside of tests."""
 
     def __call__(
-        self, host: Host, purpose: Purpose, *, progress: Callable[[str, str], None]
+        self,
+        host: Host,
+        purpose: Purpose,
+        *,
+        progress: Callable[[str, str], None],
+        watch: Watch | None = None,
     ) -> Awaitable[Session]: ...
 
 
@@ -178,7 +184,33 @@ class RunContext:
     interrupts: Interrupts
     open_session: OpenSession
     slots: Slots
-    clock: Clock = field(default_factory=RealClock)
+    clock: Clock
+    network: Network
+
+    def now(self) -> float:
+        """Seconds that a `within` is measured in; they stand still while the network is lost."""
+        return self.network.now()
+
+    async def rest(self, seconds: float) -> None:
+        """Wait without holding a slot, whatever the operator asks meanwhile."""
+        async with self.slots.given_back():
+            await self.clock.sleep(seconds)
+
+    async def network_is_back(self) -> bool:
+        """Wait, without holding a slot, for the controller's network. False where it is not lost, where it
+        was given up, and where the operator asks to stop."""
+        network = self.network
+        if not network.lost or network.given_up or self.interrupts.times:
+            return False
+        async with self.slots.given_back():
+            back = asyncio.ensure_future(network.is_back())
+            stopped = asyncio.ensure_future(self.interrupts.more_than(0))
+            try:
+                await asyncio.wait({back, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                return back.done() and back.result()
+            finally:
+                back.cancel()
+                stopped.cancel()
 
     def may_stop(self, host: str) -> bool:
         """Whether the operator asked to stop, and this host is where it may: its job is not stopped."""

@@ -81,7 +81,12 @@ class Ends:
         """The session broke and did not come back while the host was being mended."""
         visit = self.visit
         first = visit.state.first_failure or failure
-        visit.context.recorder.record(HostLost(host=visit.host.name, failure=failure))
+        by_controller = visit.context.network.lost
+        visit.context.recorder.record(
+            HostLost(host=visit.host.name, failure=failure, by_controller=by_controller)
+        )
+        if not visit.state.changes and by_controller:
+            return self.finish("not_started", failure.message, first)
         if not visit.state.changes:
             return self.finish("failed" if visit.acquired else "unreachable", failure.message, first)
         visit.context.recorder.record(RollbackFinished(host=visit.host.name, result="rollback_pending"))
@@ -113,16 +118,20 @@ class Ends:
 
     def give_up(self, failure: Failure, phase: Phase) -> None:
         """Nothing is done here now; where the run had changed something before, that is still open."""
-        state = self.visit.state
         if failure.kind in ("unreachable", "auth", "host_key"):
-            self.visit.context.recorder.record(HostLost(host=self.visit.host.name, failure=failure))
+            by_controller = failure.kind == "unreachable" and self.visit.context.network.lost
+            self.visit.context.recorder.record(
+                HostLost(host=self.visit.host.name, failure=failure, by_controller=by_controller)
+            )
         if not self.visit.is_open:
             return
-        outcome = outcome_of(phase, failure.kind)
+        state, outcome = self.visit.state, outcome_of(phase, failure.kind)
         if state.going_back:
             outcome = "rollback_pending"
         elif state.changes:
             outcome = "failed"
+        elif state.lost_by_controller:
+            outcome = "not_started"
         self.finish(outcome, failure.message, failure)
 
     def finish(

@@ -8,11 +8,14 @@ from typing import Any
 
 from fleetfix.engine.context import Choice, RunContext
 from fleetfix.engine.hostrun import HostRun
+from fleetfix.engine.network import GIVEN_UP_AFTER, Loss
 from fleetfix.engine.rollout import Finish, Halt, Start, Trip, Wait, decide, surveying, to_begin
 from fleetfix.errors import Failure, JournalError
 from fleetfix.events import (
     BreakerTripped,
     HostFinished,
+    NetworkLost,
+    NetworkReturned,
     Outcome,
     RunHalted,
     RunInterrupted,
@@ -52,6 +55,7 @@ class Fleet:
         self._surveyed = False
         self._begun: set[str] = set()
         """The hosts whose turn has come, also those that still wait for a slot."""
+        self._seen_network = 0
         self._soaked = 0
         """After how many waves it was waited last."""
 
@@ -169,18 +173,22 @@ class Fleet:
     async def _step(self, also: asyncio.Future[None] | None = None) -> bool:
         """Wait until a task ends, the operator interrupts, or `also` is done. False when nothing is left
         to wait for."""
-        if not self._tasks and also is None:
+        if not self._tasks and also is None and not self._context.recorder.state.paused:
             return False
         interrupts = self._context.interrupts
         stop = asyncio.ensure_future(interrupts.more_than(self._seen_interrupts))
         parked = asyncio.ensure_future(interrupts.all_parked(max(len(self._tasks), 1)))
         ended = asyncio.ensure_future(self._ended.get())
-        waited: set[asyncio.Future[Any]] = {stop, parked, ended} | ({also} if also is not None else set())
+        network = asyncio.ensure_future(self._context.network.changed_after(self._seen_network))
+        waited: set[asyncio.Future[Any]] = {stop, parked, ended, network}
+        if also is not None:
+            waited.add(also)
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in (stop, parked, ended):
+            for one in (stop, parked, ended, network):
                 one.cancel()
+        self._note_network()
         self._note_interrupts()
         if ended.done():
             self._collect(ended.result())
@@ -209,6 +217,18 @@ class Fleet:
             for task in self._tasks:
                 task.cancel()
 
+    def _note_network(self) -> None:
+        """Record what became of the controller's network since it was looked at last."""
+        recorder, network = self._context.recorder, self._context.network
+        self._seen_network = network.changes
+        paused, loss = recorder.state.paused, network.loss
+        if loss is None and paused:
+            recorder.record(NetworkReturned(seconds=network.away))
+        elif loss is not None and network.given_up and paused:
+            recorder.record(RunHalted(reason=_given_up(loss)))
+        elif loss is not None and not network.given_up and not paused:
+            recorder.record(NetworkLost(dropped=loss.dropped, open=loss.open))
+
     def _collect(self, task: asyncio.Task[None]) -> None:
         name = self._tasks.pop(task)
         error = None if task.cancelled() else task.exception()
@@ -220,6 +240,7 @@ class Fleet:
         self._finish(name, "failed", message, Failure(kind="bug", message=message))
 
     async def _end_all(self) -> None:
+        self._context.network.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -253,6 +274,11 @@ def left_as(host: HostState) -> Outcome:
     if host.going_back:
         return "rollback_pending"
     return "cancelled" if host.started else "not_started"
+
+
+def _given_up(loss: Loss) -> str:
+    dropped = f"{loss.dropped} of {loss.open} sessions dropped at once"
+    return f"the controller's network: {dropped}, and were not back within {GIVEN_UP_AFTER / 60:.0f} min"
 
 
 def _one_machine(names: HostSet) -> tuple[str, str]:

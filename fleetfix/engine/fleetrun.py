@@ -9,6 +9,7 @@ from fleetfix.engine.context import Clock, Interrupts, OpenSession, RealClock, R
 from fleetfix.engine.fleet import Choose, Consent, Fleet, left_as
 from fleetfix.engine.hostrun import HostRun
 from fleetfix.engine.line import Memory
+from fleetfix.engine.network import Network
 from fleetfix.events import HostFinished, RunFinished, RunResumed, RunStarted
 from fleetfix.hostset import HostSet
 from fleetfix.order import known_to_go_last, strata_of
@@ -108,6 +109,7 @@ def _context(
     opener: OpenSession,
     clock: Clock | None,
 ) -> RunContext:
+    clock = clock or RealClock()
     return RunContext(
         request=request,
         recorder=recorder,
@@ -115,7 +117,8 @@ def _context(
         interrupts=interrupts,
         open_session=opener,
         slots=Slots(request.policy.forks),
-        clock=clock or RealClock(),
+        clock=clock,
+        network=Network(clock),
     )
 
 

@@ -66,6 +66,8 @@ class HostRun:
         async with self._turn():
             if not self._visit.state.started:
                 why_not = self._why_not_begin()
+                while why_not is None and await self._context.network_is_back():
+                    why_not = self._why_not_begin()
                 if why_not is not None:
                     return self._ends.finish("not_started", why_not)
                 self._context.recorder.record(HostStarted(host=self._visit.host.name))
@@ -213,7 +215,7 @@ class HostRun:
         announced = foreseen.plan if foreseen.pending else Plan()
         turn = StepRun(self._context, self._visit.host.name, line, step, announced)
         try:
-            async with asyncio.timeout(step.timeout):
+            async with self._context.network.deadline(step.timeout):
                 end = self._spent(step) or await turn.run()
         except TimeoutError:
             end = await self._late(step)

@@ -180,12 +180,12 @@ class StepRun:
         done = "; ".join(change.summary for change in plan.changes)
         if not action.converges:
             return StepEnd("changed", done)
-        until = self.context.clock.now() + (self.step.within or 0.0)
+        until = self.context.now() + (self.step.within or 0.0)
         while True:
             left, failure = await self._left(action)
             if failure is None:
                 return StepEnd("changed", done)
-            if self.context.clock.now() >= until:
+            if self.context.now() >= until:
                 return StepEnd("failed", left, failure)
             await self._pause(self.step.every)
 
@@ -208,14 +208,14 @@ class StepRun:
     # -- checks -------------------------------------------------------------------------------
 
     async def _judge(self, check: AnyCheck) -> StepEnd:
-        until = self.context.clock.now() + (self.step.within or 0.0)
+        until = self.context.now() + (self.step.within or 0.0)
         passes, said = 0, ""
         while True:
             verdict = await self._verdict(check)
             passes = passes + 1 if verdict.result == "pass" else 0
             if verdict.result == "skipped" or passes >= self.step.consecutive:
                 return await self._kept(verdict) or _judged(check, verdict)
-            late = self.context.clock.now() >= until
+            late = self.context.now() >= until
             if verdict.result != "pass" and (late or verdict.final):
                 return _judged(check, verdict)
             if verdict.result != "pass" and verdict.reason != said:

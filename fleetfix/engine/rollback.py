@@ -136,13 +136,13 @@ async def verify_as_before(
     said, and each undo has looked at its own bytes.
     """
     before = _announced(context.recorder.state.hosts[host])
-    until = context.clock.now() + SETTLE
+    until = context.now() + SETTLE
     while True:
         now = await _plan_again(line, steps)
         missing = _no_longer_planned(before, now)
-        if not missing or context.clock.now() >= until:
+        if not missing or context.now() >= until:
             break
-        await context.clock.sleep(0.5)
+        await context.rest(0.5)
     if not missing:
         return []
     blocked = [f"{one.step.id}: {one.plan.blocked}" for one in now.values() if one.plan.blocked]

@@ -67,13 +67,15 @@ def decide(state: RunState, policy: Policy) -> Decision:
     """
     if (trip := _tripped(state)) is not None:
         return trip
-    if surveying(state) or state.paused:
+    if surveying(state):
         return Wait()
     called = _called(state)
     waiting = {name for unit in ready(state) for name in unit}
     open_ = [name for name, host in state.hosts.items() if host.finished is None and name not in waiting]
     if state.halted is not None or state.interrupted:
         return Wait() if open_ else Finish()
+    if state.paused:
+        return Wait()
     unbegun = any(name in called and not state.hosts[name].started for name in open_)
     halt = _reason_to_halt(state, policy, to_begin=bool(waiting) or unbegun)
     if halt is not None:
@@ -96,10 +98,11 @@ def to_begin(state: RunState, policy: Policy, begun: Collection[str]) -> tuple[s
     A wave may be wider than what may be out of service at once; the rest of it waits. Where the run is
     to stop all of them are named: each ends as not started, and says why.
     """
-    if state.paused:
+    stopping = stops(state, policy) is not None or bool(state.interrupted)
+    if state.paused and not stopping:
         return ()
     waiting = _still_to_begin(state, begun)
-    if policy.max_unavailable is None or stops(state, policy) or state.interrupted:
+    if policy.max_unavailable is None or stopping:
         return tuple(name for unit in waiting for name in unit)
     at_work = sum(1 for name in begun if _open(state, name))
     room = policy.max_unavailable.of(len(state.hosts)) - at_work - len(_out_of_service(state))

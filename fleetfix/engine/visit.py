@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from fleetfix.action import Action
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
+from fleetfix.engine.network import Watched
 from fleetfix.engine.pending import Foreseen
+from fleetfix.errors import HostError
 from fleetfix.events import HostConnected, HostSaid
 from fleetfix.inventory import Host
 from fleetfix.playbook import Step
@@ -47,8 +49,7 @@ class Visit:
         """Open the session, unless it is open. Raises HostError."""
         if self._line is not None:
             return self._line.session
-        purpose = self.context.request.purpose()
-        session = await self.context.open_session(self.host, purpose, progress=self.say)
+        session = await self._open()
         self._line = Line(session, self.context.memory)
         info = session.info
         self.context.recorder.record(
@@ -65,10 +66,29 @@ class Visit:
             self.say("", f"records go to {info.home}: a reboot would make what was done here unknown")
         return session
 
+    async def _open(self) -> Session:
+        """Open it, once more where it was the controller's network that stood in the way."""
+        context, network, name = self.context, self.context.network, self.host.name
+        watch = None if self.host.transport == "local" else Watched(network, name)
+        while True:
+            try:
+                session = await context.open_session(
+                    self.host, context.request.purpose(), progress=self.say, watch=watch
+                )
+            except HostError as error:
+                network.closed(name)
+                if error.failure.kind != "unreachable" or not await context.network_is_back():
+                    raise
+            else:
+                if watch is not None:
+                    network.opened(name)
+                return session
+
     async def close(self) -> None:
         """Close the session; what the host still holds of it ends with it."""
         if self._line is not None:
             line, self._line = self._line, None
+            self.context.network.closed(self.host.name)
             await line.session.close()
 
     def say(self, step: str, text: str) -> None:

@@ -134,6 +134,9 @@ class ScriptedHost:
         self._epoch = 0
         self._claimed: dict[str, tuple[Purpose, str, tuple[str, ...]]] = {}
         self.turn = asyncio.Lock()
+        self.line = asyncio.Event()
+        """Set while the line to the host is whole."""
+        self.line.set()
 
     # -- rules ------------------------------------------------------------------------------------
 
@@ -200,6 +203,18 @@ class ScriptedHost:
                 self._losses.append(Loss(when, change, calls, back))  # type: ignore[arg-type]
         return self
 
+    def cut(self) -> None:
+        """Cut the line: sessions wait, and try to come back, until `splice` or until they are lost."""
+        self.line.clear()
+        for session in list(self._sessions):
+            session.cut()
+
+    def splice(self) -> None:
+        """Put the line together again: sessions are back, and what waited goes on."""
+        self.line.set()
+        for session in list(self._sessions):
+            session.splice()
+
     def vanish(self, kind: FailureKind = "unreachable", message: str = "no route to host") -> None:
         """Lose every open session now and take no connection until `accept`; `kind` says why not."""
         self.refuse(kind, message)
@@ -239,6 +254,8 @@ class ScriptedHost:
         """Take a connection, or refuse it as the fault says."""
         if self._refusal is not None:
             raise HostError(self._refusal)
+        if not self.line.is_set():
+            raise HostError(Failure(kind="unreachable", message=f"{name}: no route to host"))
         self.opened += 1
         session = ScriptedSession(self, name, purpose, opening)
         self._sessions.append(session)

@@ -24,6 +24,7 @@ class ScriptedSession:
         self._name = name
         self._purpose = purpose
         self._progress = opening.progress
+        self._watch = opening.watch
         self._epoch: int | None = None
         self._lost = False
         self._lost_by: FailureKind = "unreachable"
@@ -65,16 +66,19 @@ class ScriptedSession:
         return await self._within(self._undo(id))
 
     async def past(self) -> tuple[Past, ...]:
+        await self._whole_line()
         self._check_line()
         return tuple(_past(one) for one in self._host.changes_of(self._purpose.run))
 
     async def note(self, name: str, value: Json) -> None:
+        await self._whole_line()
         self._check_line()
         self._check_wet()
         self._own()
         self._host.notes[f"{self._purpose.run}/{name}"] = value
 
     async def recall(self, name: str) -> Json:
+        await self._whole_line()
         self._check_line()
         return self._host.notes.get(f"{self._purpose.run}/{name}")
 
@@ -123,6 +127,24 @@ class ScriptedSession:
         self._lost = True
         self._release()
 
+    def cut(self) -> None:
+        """Lose the line, and try to come back: for as long as whoever watches has patience."""
+        if self._watch is not None:
+            self._watch.dropped()
+
+    def splice(self) -> None:
+        """Be back."""
+        if self._watch is not None:
+            self._watch.returned()
+
+    async def _whole_line(self) -> None:
+        """Wait while the line is cut."""
+        while not self._host.line.is_set():
+            self._check_line()
+            if self._watch is not None and self._watch.patience() == "none":
+                self._fail("unreachable", f"{self._name}: the connection was lost")
+            await asyncio.sleep(0.001)
+
     def lose(self, kind: FailureKind = "unreachable") -> None:
         """Break the connection: who waits for an answer gets this failure, what runs there runs on."""
         self._lost_by = kind
@@ -139,13 +161,18 @@ class ScriptedSession:
     # -- asking -----------------------------------------------------------------------------------
 
     async def _within(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._lost:
+        try:
+            await self._whole_line()
+            self._check_line()
+        except BaseException:
             work.close()
-            self._fail(self._lost_by, f"{self._name}: the connection was lost")
+            raise
         task = asyncio.ensure_future(work)
         self._asked.add(task)
         try:
-            return await task
+            answer = await task
+            await self._whole_line()
+            return answer
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
             if waiting is not None and waiting.cancelling():

@@ -14,7 +14,7 @@ from typing import Any
 
 from fleetfix.commands import Call, Change, Read
 from fleetfix.inventory import Host
-from fleetfix.session import Purpose, Session, Timers, open_session
+from fleetfix.session import Purpose, Session, Timers, Watch, open_session
 
 MODULE = (Path(__file__).parent / "contract.py").read_text()
 
@@ -72,6 +72,7 @@ class Place:
         timers: Timers | None = None,
         progress: Callable[[str, str], None] | None = None,
         reason: str = "two o'clock in the morning",
+        watch: Watch | None = None,
     ) -> Session:
         """Open a session for a run; it is closed with the place."""
         purpose = Purpose(
@@ -85,6 +86,7 @@ class Place:
             modules={"contract": MODULE},
             root=str(self.root),
             progress=progress,
+            watch=watch,
         )
         self._opened.append(session)
         return session

@@ -15,7 +15,7 @@ import pytest
 
 from fleetfix.commands import Completed
 from fleetfix.errors import HostError
-from fleetfix.session import Session, Timers
+from fleetfix.session import Patience, Session, Timers
 from tests.contract.place import (
     Place,
     call,
@@ -30,6 +30,23 @@ from tests.contract.place import (
 ONE = "r1/s/1/0"
 TWO = "r1/s/1/1"
 NO_RETURN = Timers(reconnect_within=0.0)
+
+
+class Heard:
+    """Watches a line with this patience, and keeps what it hears."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.said: list[str] = []
+        self._patience: Patience = patience
+
+    def dropped(self) -> None:
+        self.said.append("dropped")
+
+    def returned(self) -> None:
+        self.said.append("returned")
+
+    def patience(self) -> Patience:
+        return self._patience
 
 
 async def runner_of(session: Session) -> int:
@@ -525,6 +542,27 @@ class HostContract(SessionPromises):
             answer = await slow.task
         assert (answer.ok, answer.value) == (True, "slowly")
         assert place.lines("slow") == ["x"]
+
+    @pytest.mark.parametrize("patience", ["usual", "more"])
+    async def test_whoever_watches_hears_when_the_line_breaks_and_when_it_is_whole_again(
+        self, place: Place, patience: Patience
+    ) -> None:
+        heard = Heard(patience)
+        # One whose own time is over comes back all the same, while whoever watches has the patience.
+        timers = Timers(reconnect_within=20.0) if patience == "usual" else NO_RETURN
+        session = await place.open(timers=timers, watch=heard)
+        kill(await runner_of(session))
+        assert (await session.read("s", [read("echo", value=1)]))[0].value == 1
+        assert heard.said == ["dropped", "returned"]
+
+    async def test_a_session_is_given_up_at_once_when_whoever_watches_says_so(self, place: Place) -> None:
+        heard = Heard("none")
+        session = await place.open(watch=heard)
+        kill(await runner_of(session))
+        with pytest.raises(HostError) as lost:
+            await session.read("s", [read("echo", value=1)])
+        assert lost.value.failure.kind == "unreachable"
+        assert heard.said == ["dropped"]
 
     async def test_a_change_whose_process_was_killed_is_in_doubt_and_not_repeated(
         self, place: Place

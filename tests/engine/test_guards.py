@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from fleetfix.engine.context import Interrupts
 from fleetfix.engine.going_back import roll_back
+from fleetfix.engine.network import GIVEN_UP_AFTER, Network
 from fleetfix.errors import Failure
 from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
@@ -209,3 +211,184 @@ async def test_the_controller_itself_goes_last_and_alone() -> None:
         ("last 1", ("gpu01",)),
     ]
     assert state.exit == 0
+
+
+# -- the controller's network ---------------------------------------------------------------------
+
+
+class PatientClock(HandClock):
+    """Time of which only the long wait for a network does not pass, until the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gives_up = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < GIVEN_UP_AFTER:
+            return await super().sleep(seconds)
+        await self.gives_up.wait()
+        return None
+
+
+def wave_of(fleet: Fleet, gate: asyncio.Event) -> asyncio.Event:
+    """Have every host of the fleet be in the middle of its change until the gate opens."""
+    all_in, inside = asyncio.Event(), set()
+
+    def rule(name: str) -> object:
+        async def work(args: dict[str, object], world: dict[str, object]) -> None:
+            inside.add(name)
+            if len(inside) == 4:
+                all_in.set()
+            await gate.wait()
+            world["a"] = True
+
+        return work
+
+    for name in fleet:
+        fleet[name].on("toy.set", rule(name))
+    return all_in
+
+
+async def test_where_half_the_sessions_drop_it_waits_and_goes_on_when_they_are_back() -> None:
+    fleet, shelf, clock = dark(8), Shelf(), PatientClock()
+    gate = asyncio.Event()
+    all_in = wave_of(fleet, gate)
+
+    async def weather() -> None:
+        await all_in.wait()
+        for name in fleet:
+            fleet[name].cut()
+        gate.set()
+        await until(lambda: shelf.of("network_lost"))
+        clock.time += 400.0
+        await asyncio.sleep(0.02)
+        assert [event.host for event in shelf.of("host_started")] == [f"gpu{n:02}" for n in range(1, 5)]
+        for name in fleet:
+            fleet[name].splice()
+
+    task = asyncio.ensure_future(weather())
+    state, _ = await play(fleet, A, shelf=shelf, clock=clock, policy=policy_of(batch=[4]))
+    await task
+    assert set(outcomes(state).values()) == {"changed"}
+    assert state.exit == 0
+    (lost,), (back,) = shelf.of("network_lost"), shelf.of("network_returned")
+    assert (lost.dropped, lost.open) == (4, 8)
+    assert back.seconds == 400.0
+    assert {name: fleet[name].writes() for name in fleet} == dict.fromkeys(fleet, 1)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_network_that_does_not_come_back_is_given_up_and_no_host_is_blamed() -> None:
+    fleet, shelf, clock = dark(8), Shelf(), PatientClock()
+    gate = asyncio.Event()
+    all_in = wave_of(fleet, gate)
+
+    async def weather() -> None:
+        await all_in.wait()
+        for name in fleet:
+            fleet[name].cut()
+        await until(lambda: shelf.of("network_lost"))
+        clock.gives_up.set()
+        gate.set()
+
+    task = asyncio.ensure_future(weather())
+    state, _ = await play(fleet, A, shelf=shelf, clock=clock, policy=policy_of(batch=[4]))
+    await task
+    assert list(outcomes(state).values()) == ["rollback_pending"] * 4 + ["not_started"] * 4
+    assert shelf.of("breaker_tripped") == []
+    (halted,) = shelf.of("run_halted")
+    assert halted.reason.startswith("the controller's network: 4 of 8 sessions dropped at once")
+    assert all(event.by_controller for event in shelf.of("host_lost"))
+    assert state.exit == 3
+
+
+async def test_two_sessions_are_no_network() -> None:
+    fleet, shelf = dark(4), Shelf()
+    gate = asyncio.Event()
+    all_in = wave_of(fleet, gate)
+
+    async def weather() -> None:
+        await all_in.wait()
+        for name in ("gpu01", "gpu02"):
+            fleet[name].cut()
+        gate.set()
+        await until(lambda: len(shelf.of("host_finished")) == 2)
+        for name in ("gpu01", "gpu02"):
+            fleet[name].splice()
+
+    task = asyncio.ensure_future(weather())
+    state, _ = await play(fleet, A, shelf=shelf, policy=policy_of())
+    await task
+    assert set(outcomes(state).values()) == {"changed"}
+    assert shelf.of("network_lost") == []
+
+
+async def test_the_operator_need_not_wait_for_the_network() -> None:
+    fleet, shelf, interrupts = dark(8), Shelf(), Interrupts()
+    gate = asyncio.Event()
+    all_in = wave_of(fleet, gate)
+
+    async def weather() -> None:
+        await all_in.wait()
+        for name in list(fleet)[4:]:
+            fleet[name].cut()
+        gate.set()
+        await until(lambda: shelf.of("network_lost"))
+        interrupts.interrupt("SIGINT")
+
+    task = asyncio.ensure_future(weather())
+    policy = policy_of(batch=[4])
+    state, _ = await play(fleet, A, shelf=shelf, clock=PatientClock(), policy=policy, interrupts=interrupts)
+    await task
+    assert list(outcomes(state).values()) == ["changed"] * 4 + ["not_started"] * 4
+    assert state.exit == 130
+
+
+async def test_a_steps_time_stands_still_while_the_network_is_lost() -> None:
+    clock = PatientClock()
+    network = Network(clock)
+    for name in ("a", "b", "c", "d"):
+        network.opened(name)
+    began = network.now()
+    async with network.deadline(0.05):
+        for name in ("a", "b", "c"):
+            network.dropped(name)
+        assert network.lost
+        clock.time += 1000.0
+        await asyncio.sleep(0.1)
+        assert network.now() == began
+        network.returned("a")
+        assert not network.lost
+        assert (network.now(), network.away) == (began, 1000.0)
+    with pytest.raises(TimeoutError):
+        async with network.deadline(0.01):
+            await asyncio.sleep(5)
+
+
+@pytest.mark.parametrize(
+    ("open_", "down", "lost"), [(4, 2, False), (4, 3, True), (8, 3, False), (8, 4, True)]
+)
+async def test_it_takes_half_of_the_sessions_and_three(open_: int, down: int, lost: bool) -> None:
+    network = Network(PatientClock())
+    names = [f"gpu{n}" for n in range(open_)]
+    for name in names:
+        network.opened(name)
+    for name in names[:down]:
+        network.dropped(name)
+    assert network.lost is lost
+    network.close()
+
+
+async def test_sessions_that_drop_one_after_the_other_are_no_network() -> None:
+    clock = PatientClock()
+    network = Network(clock)
+    for name in ("a", "b", "c", "d"):
+        network.opened(name)
+        network.dropped(name)
+        clock.time += 40.0
+    assert not network.lost
