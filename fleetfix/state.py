@@ -158,6 +158,8 @@ class RunState:
     halted: str | None = None
     tripped: str | None = None
     """Why the breaker tripped in this run; it is halted then, too."""
+    settled: frozenset[str] = frozenset()
+    """Hosts that ended before somebody reset the breaker and took the run up again without them."""
     interrupted: int = 0
     exit: int | None = None
     rolled_back_exit: int | None = None
@@ -210,11 +212,14 @@ def after(state: RunState, record: Record) -> RunState:
 
 
 def _resumed(state: RunState, event: RunResumed) -> RunState:
+    ended = {name for name, host in state.hosts.items() if not host.is_open} - set(event.hosts)
     for name in event.hosts:
         state.hosts[name] = _taken_up(state.hosts.get(name, HostState(name)))
     return replace(
         state,
         halted=None,
+        tripped=None,
+        settled=state.settled | ended if state.tripped is not None else state.settled,
         paused=False,
         interrupted=0,
         exit=None,

@@ -7,6 +7,7 @@ failure that three hosts have alike. It never resets itself.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from fleetfix.errors import NO_WAY_IN
@@ -30,12 +31,13 @@ _NAMES = re.compile(
 
 def why_tripped(state: RunState) -> str | None:
     """Why no further host may be changed, in this run or another; None while nothing says so."""
-    return _rollback_failed(state) or _lost(state) or _alike(state)
+    hosts = [host for name, host in state.hosts.items() if name not in state.settled]
+    return _rollback_failed(hosts) or _lost(hosts) or _alike(hosts)
 
 
 def rollback_failed(state: RunState) -> str | None:
     """The one reason that also a rollback by hand can give."""
-    return _rollback_failed(state)
+    return _rollback_failed(state.hosts.values())
 
 
 def signature_of(host: HostState) -> Signature | None:
@@ -55,31 +57,30 @@ def normalised(message: str, host: str) -> str:
     return " ".join(_NAMES.sub(lambda match: f"<{match.lastgroup}>", own).split())
 
 
-def _rollback_failed(state: RunState) -> str | None:
-    failed = HostSet(name for name, host in state.hosts.items() if host.outcome == "rollback_failed")
+def _rollback_failed(hosts: Iterable[HostState]) -> str | None:
+    failed = HostSet(host.name for host in hosts if host.outcome == "rollback_failed")
     return f"going back failed on {failed}" if failed else None
 
 
-def _lost(state: RunState) -> str | None:
+def _lost(hosts: Iterable[HostState]) -> str | None:
     lost = HostSet(
-        name
-        for name, host in state.hosts.items()
-        if host.outcome == "rollback_pending" and not host.lost_by_controller
+        host.name for host in hosts if host.outcome == "rollback_pending" and not host.lost_by_controller
     )
     if len(lost) < LOST_AFTER_A_CHANGE:
         return None
     return f"{len(lost)} hosts were lost after a change: {lost}"
 
 
-def _alike(state: RunState) -> str | None:
+def _alike(hosts: Iterable[HostState]) -> str | None:
     alike: dict[Signature, list[HostState]] = {}
-    for host in state.hosts.values():
+    for host in hosts:
         signature = signature_of(host)
         if signature is not None:
             alike.setdefault(signature, []).append(host)
-    for (step, _, _), hosts in alike.items():
-        if len(hosts) >= ALIKE and hosts[0].finished is not None and hosts[0].finished.failure is not None:
-            said = hosts[0].finished.failure.message.removeprefix(f"{hosts[0].name}: ")
+    for (step, _, _), found in alike.items():
+        first = found[0].finished
+        if len(found) >= ALIKE and first is not None and first.failure is not None:
+            said = first.failure.message.removeprefix(f"{found[0].name}: ")
             where = f"at {step}: " if step else ""
-            return f"{len(hosts)} hosts failed alike: {HostSet(h.name for h in hosts)} {where}{said}"
+            return f"{len(found)} hosts failed alike: {HostSet(h.name for h in found)} {where}{said}"
     return None

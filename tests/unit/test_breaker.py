@@ -15,6 +15,7 @@ from fleetfix.events import (
     HostStarted,
     Outcome,
     RunHalted,
+    RunResumed,
 )
 from fleetfix.policy import Policy, Share
 from tests.unit.test_rollout import names, planned, started, state_of, wave
@@ -152,3 +153,21 @@ def test_a_host_that_was_not_started_has_no_part_in_it() -> None:
     assert why_tripped(state_of(started(fleet, POLICY), *ends)) is None
     begun = [HostStarted(host=host) for host in fleet]
     assert why_tripped(state_of(started(fleet, POLICY), *begun, *ends)) is not None
+
+
+def test_a_run_that_is_taken_up_after_a_reset_trips_on_new_ends_and_not_on_those_looked_at() -> None:
+    events = after(failed("gpu01", "disk full", "rollback_failed"), BreakerTripped(reason="x"))
+    events += [HostFinished(host=h, outcome="not_started") for h in names(8)[2:]]
+    events.append(failed("gpu02", "disk full", "rollback_failed"))
+    resumed = RunResumed(operator="ann", controller="c", hosts=names(8)[2:])
+    state = state_of(*events, resumed)
+    assert (state.tripped, state.halted, why_tripped(state)) == (None, None, None)
+    again = state_of(*events, resumed, failed("gpu03", "disk full", "rollback_failed"))
+    assert why_tripped(again) == "going back failed on gpu03"
+
+
+def test_without_a_trip_what_failed_before_a_run_was_taken_up_still_counts() -> None:
+    events = after(failed("gpu01", "disk full"), failed("gpu02", "disk full"))
+    events.append(RunResumed(operator="ann", controller="c", hosts=names(8)[2:]))
+    events += [HostStarted(host="gpu03"), failed("gpu03", "disk full")]
+    assert why_tripped(state_of(*events)) is not None
