@@ -57,16 +57,6 @@ def test_three_contaminated_hosts_are_mended_and_a_second_run_touches_nothing(si
     assert again.of("change_started") == []
 
 
-def test_a_healthy_host_among_them_is_not_touched(site: Make) -> None:
-    lab = site(ALL, contaminated=["gpu01", "gpu03"])
-    job, files = lab.job("gpu02"), lab.files("gpu02")
-    ran = lab.run(ALL)
-    assert ran.outcomes == {"gpu01": "changed", "gpu02": "ok", "gpu03": "changed"}, ran.told
-    assert lab.job("gpu02") == job
-    assert lab.files("gpu02") == files
-    assert ran.of("wave_started")[0]["hosts"] == ["gpu01"], "the canary has work"
-
-
 def test_a_dry_run_leaves_every_file_and_process_as_it_was(site: Make) -> None:
     lab = site(ALL, contaminated=["gpu01", "gpu02"])
     before = {host: lab.lab.files(host, ignore=independent_job_files()) for host in ("gpu01", "gpu03")}
@@ -116,40 +106,6 @@ def test_hosts_that_may_not_be_touched_say_why_and_are_left_alone(site: Make) ->
     assert {host: lab.job(host) for host in still} == jobs
     assert {host: lab.files(host) for host in still} == files
     assert [one.pid for one in lab.lab.processes("gpu02")] == foreign
-
-
-def test_after_a_cure_by_hand_the_damaged_survivors_are_repaired_and_no_job_is_invented(
-    site: Make,
-) -> None:
-    lab = site("gpu[01-02]")
-    for host in ("gpu01", "gpu02"):
-        lab.lab.break_host(host, "naive_purge")
-        assert independent.damaged(lab.pid(host))
-        assert "ImportError" in independent.torch_imports(lab.pid(host))
-        assert independent.jobs(lab.pid(host)) == []
-        lab.set_vars(host, venv="/opt/train/venv")
-    lab.set_vars(
-        "gpu02",
-        job={
-            "argv": [*TORCHRUN, "train.py", "--config", "llama3-8b.toml"],
-            "cwd": "/opt/train",
-            "log": "/var/log/train/train.log",
-        },
-    )
-    ran = lab.run("gpu[01-02]")
-    assert ran.outcomes == {"gpu01": "changed", "gpu02": "changed"}, ran.told
-    planned = [
-        event["changes"][0]["summary"]
-        for event in ran.of("step_planned")
-        if event["host"] == "gpu01" and event["step"] == "wheels"
-    ]
-    assert "4 packages" in planned[0]
-    for host in ("gpu01", "gpu02"):
-        assert independent.damaged(lab.pid(host)) == []
-        assert independent.torch_imports(lab.pid(host)) == "ok 12.8"
-    assert independent.jobs(lab.pid("gpu01")) == []
-    assert lab.job("gpu02").argv[-1] == "llama3-8b.toml"
-    assert lab.wait_for_speed("gpu02", 19_000, 21_000) > 19_000
 
 
 def test_a_local_patch_of_another_package_is_told_and_survives(site: Make) -> None:

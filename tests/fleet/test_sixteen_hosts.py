@@ -5,6 +5,8 @@ The first night of ten is here too; the other nine are in `test_ten_nights`.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.fleet import independent
@@ -25,9 +27,13 @@ def fleet(shared_site: Make) -> Site:
 
 def contaminate(fleet: Site, *hosts: str) -> None:
     """Leave CUDA 13 on hosts again, with training that runs beside it."""
-    for host in hosts:
+
+    def leave(host: str) -> None:
         fleet.lab.break_host(host, "naive_purge")
         fleet.lab.heal(host)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(leave, hosts))
     for host in hosts:
         fleet.wait_for_speed(host, 10_000, 17_000)
 
@@ -56,6 +62,33 @@ def test_night_1_sixteen_single_jobs_three_of_them_contaminated(fleet: Site) -> 
     for host in CONTAMINATED:
         assert (foreign(fleet, host), independent.damaged(fleet.pid(host))) == ([], [])
         assert independent.torch_imports(fleet.pid(host)) == "ok 12.8"
+
+
+def test_the_third_host_that_fails_alike_trips_the_breaker_which_holds_all_others(fleet: Site) -> None:
+    good, bad, held = HOSTS[0], HOSTS[1:4], CONTAMINATED[1:]
+    contaminate(fleet, good, *bad, *held)
+    for host in bad:
+        fleet.lab.break_host(host, "load_fails")
+    before = {host: (fleet.job(host), fleet.files(host)) for host in held}
+    ran = fleet(*TYPED, "--json", "--batch", "3", "--max-failures", "100%")
+    expected = {good: "changed", **dict.fromkeys(bad, "rolled_back"), **dict.fromkeys(held, "not_started")}
+    assert (ran.exit, ran.outcomes) == (3, dict.fromkeys(HOSTS, "ok") | expected), ran.told
+    (tripped,) = ran.of("breaker_tripped")
+    assert tripped["reason"].startswith("3 hosts failed alike: gpu[02-04] at loads: ")
+    assert {host: (fleet.job(host), fleet.files(host)) for host in held} == before
+    for host in bad:
+        assert fleet.job(host), "its training runs again"
+        fleet.lab.heal(host)
+    refused = fleet(*TYPED)
+    assert (refused.exit, refused.out) == (3, "")
+    assert ran.run_id in refused.err
+    assert "3 hosts failed alike" in refused.err
+    assert "fleetfix breaker reset" in refused.err
+    assert fleet("plan", "purge-cu13", "--hosts", "gpu07", "-i", "lab").exit == 0
+    assert "3 hosts failed alike" in fleet("breaker", "status").out
+    assert fleet("breaker", "reset", "-i", "lab", "--yes", "--reason", "the loader is mended").exit == 0
+    again = fleet(*TYPED[:3], "gpu07", *TYPED[4:], "--json")
+    assert (again.exit, again.outcomes) == (0, {"gpu07": "changed"}), again.told
 
 
 def test_sixteen_contaminated_hosts_are_all_mended_and_the_exit_code_is_0(fleet: Site) -> None:

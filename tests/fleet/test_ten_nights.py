@@ -23,8 +23,8 @@ MENDED = "ok 12.8"
 
 @pytest.fixture(scope="module")
 def fleet(shared_site: Make) -> Site:
-    """Ten hosts; gpu02 is healthy, all others are contaminated."""
-    return shared_site("gpu[01-10]", contaminated=[f"gpu{n:02}" for n in range(1, 11) if n != 2])
+    """Fourteen hosts; gpu02 is healthy, all others are contaminated."""
+    return shared_site("gpu[01-14]", contaminated=[f"gpu{n:02}" for n in range(1, 15) if n != 2])
 
 
 def mended(fleet: Site, host: str) -> bool:
@@ -48,19 +48,28 @@ def test_night_4_a_scheduler_node_with_somebodys_job(fleet: Site) -> None:
 
 
 def test_night_5_somebody_uninstalled_the_packages_and_the_job_is_dead(fleet: Site) -> None:
-    fleet.lab.break_host("gpu03", "naive_purge")
-    assert independent.damaged(fleet.pid("gpu03"))
-    assert independent.jobs(fleet.pid("gpu03")) == []
-    at_first = fleet.run("gpu03")
-    assert (at_first.exit, at_first.outcomes) == (2, {"gpu03": "blocked"}), at_first.told
+    hosts = ("gpu03", "gpu11")
+    for host in hosts:
+        fleet.lab.break_host(host, "naive_purge")
+        assert independent.damaged(fleet.pid(host))
+        assert "ImportError" in independent.torch_imports(fleet.pid(host))
+        assert independent.jobs(fleet.pid(host)) == []
+    at_first = fleet.run("gpu03,gpu11")
+    assert (at_first.exit, at_first.outcomes) == (2, dict.fromkeys(hosts, "blocked")), at_first.told
     assert "which environment" in at_first.finished("gpu03")["reason"]
-    fleet.set_vars("gpu03", venv=independent.VENV, job=TRAINING)
-    ran = fleet.run("gpu03")
-    assert (ran.exit, ran.outcomes) == (0, {"gpu03": "changed"}), ran.told
-    assert mended(fleet, "gpu03")
+    for host in hosts:
+        fleet.set_vars(host, venv=independent.VENV)
+    fleet.set_vars("gpu03", job=TRAINING)
+    ran = fleet.run("gpu03,gpu11", "--canary", "0", "--batch", "100%")
+    assert (ran.exit, ran.outcomes) == (0, dict.fromkeys(hosts, "changed")), ran.told
+    (repair,) = [one for one in ran.of("step_planned") if (one["host"], one["step"]) == ("gpu11", "wheels")]
+    assert "4 packages" in repair["changes"][0]["summary"]
+    for host in hosts:
+        assert mended(fleet, host)
     assert fleet.job("gpu03").argv[1:] == tuple(TRAINING["argv"])
     assert min(independent.first_steps(fleet.pid("gpu03"))) >= FIRST_STEP, "from its checkpoint"
     assert fleet.wait_for_speed("gpu03", 19_000, 21_000)
+    assert independent.jobs(fleet.pid("gpu11")) == [], "no job is invented"
 
 
 TRAINING = {
