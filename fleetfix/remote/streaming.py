@@ -15,7 +15,7 @@ from fleetfix.remote import calls
 from fleetfix.remote.api import PATH, pack, user_environment, user_home
 
 WINDOW = 256 * 1024  # bytes that may be on their way to the controller, both streams together
-PIECE = 32 * 1024
+PIECE = 64 * 1024
 SOON = 0.05
 QUIET = 0.3  # seconds without a byte after which what the command left behind is not waited for
 SEALED = 8  # MFD_NOEXEC_SEAL: what a host asks for that runs nothing from memory (vm.memfd_noexec)

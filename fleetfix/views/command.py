@@ -16,7 +16,7 @@ from fleetfix.session import Stream
 from fleetfix.state import HostState, RunState
 from fleetfix.views.amounts import count, duration
 from fleetfix.views.grouping import counted, group
-from fleetfix.views.neutral import neutral, one_line
+from fleetfix.views.neutral import neutral_text, one_line
 from fleetfix.views.out import Out
 from fleetfix.views.paint import PLAIN, Paint, Tone
 from fleetfix.views.summary import MEANINGS
@@ -39,9 +39,9 @@ def kept_of_each(hosts: int) -> int:
 
 
 def shown(data: bytes) -> str:
-    """A line's bytes as text that does nothing to a terminal; tabs stay."""
-    text = data.removesuffix(b"\r").decode("utf-8", "backslashreplace")
-    return "\t".join(map(neutral, text.split("\t")))
+    """Whole lines as text that does nothing to a terminal; tabs stay, and line ends are those of here."""
+    plain = data.replace(b"\r\n", b"\n").removesuffix(b"\r")
+    return neutral_text(plain.decode("utf-8", "backslashreplace"))
 
 
 # -- live -------------------------------------------------------------------------------------------
@@ -112,7 +112,8 @@ class Live:
     def _write(self, host: str, stream: Stream, lines: list[bytes]) -> None:
         named = self._paints[stream](_TONES[stream], f"{host}:")
         before = named + " " * (self._widths[stream] - len(host) + 1 if self._widths[stream] else 1)
-        self._outs[stream].words("".join(f"{before}{shown(line)}\n" for line in lines))
+        text = shown(b"\n".join(lines)).replace("\n", "\n" + before)
+        self._outs[stream].words(f"{before}{text}\n")
 
 
 # -- gathered ---------------------------------------------------------------------------------------
@@ -164,8 +165,7 @@ class Gathered:
         folded = sorted(alike.items(), key=lambda item: (-len(item[1]), natural(min(item[1], key=natural))))
         for data, hosts in folded:
             named = counted(HostSet(hosts), 2000) + (", stderr" if stream == "err" else "")
-            lines = data.removesuffix(b"\n").split(b"\n")
-            yield "\n".join([RULE, named, RULE, *map(shown, lines)])
+            yield "\n".join([RULE, named, RULE, shown(data.removesuffix(b"\n"))])
 
     def json_line(self, host: HostState) -> str:
         """One host as an object on a line, and let go of what it printed."""

@@ -11,15 +11,22 @@ import re
 LONGEST = 600
 """Characters of one line that are shown; the journal has all of it."""
 
-_TABOO = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+_HIDDEN = (
+    "\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_TABOO = re.compile("[\x00-\x1f" + _HIDDEN)
+_TABOO_IN_TEXT = re.compile("[\x00-\x08\x0b-\x1f" + _HIDDEN)
 
 
 def neutral(text: str) -> str:
     """Neutralise one line; line ends inside it are shown as `\\n`."""
     return _TABOO.sub(_spell, text)
+
+
+def neutral_text(text: str) -> str:
+    """Neutralise a text whose line ends and tabs are meant."""
+    return _TABOO_IN_TEXT.sub(_spell, text)
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

@@ -17,7 +17,8 @@ import pytest
 from fleetfix.commands import Execute
 from fleetfix.session import Take
 from fleetfix.transports.scripted import Fleet
-from fleetfix.views.command import LONGEST_LINE, Gathered, Kept, Lines, shown
+from fleetfix.views.command import LONGEST_LINE, Gathered, Kept, Lines, Live, shown
+from fleetfix.views.paint import Paint
 from tests.cli.conftest import Line
 from tests.contract.place import processes_with, token
 
@@ -247,7 +248,38 @@ def test_lines_are_cut_where_they_end_whatever_the_pieces() -> None:
         assert b"".join(found[100:-1]).decode() == "x" * (3 * LONGEST_LINE) + "é"
         assert max(map(len, found)) <= LONGEST_LINE
         assert found[-1] == b"rest"
-    assert shown(b"a\tb\r") == "a\tb"
+    assert shown(b"a\tb\r\n\rc\x1b\r") == "a\tb\n\\rc\\x1b"
+
+
+class Sink:
+    """Takes what a view writes."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def words(self, text: str) -> None:
+        self.text += text
+
+    async def drained(self) -> None:
+        pass
+
+
+async def test_on_a_terminal_names_are_aligned_and_coloured_by_stream() -> None:
+    out, err = Sink(), Sink()
+    paint = Paint(True)
+    live = Live(
+        ["gpu1", "gpu10"],
+        {"out": out, "err": err},  # type: ignore[dict-item]
+        {"out": paint, "err": paint},
+        aligned={"out": True, "err": False},
+    )
+    await live.take("gpu1", "out", b"a\nb\nhal")
+    await live.take("gpu10", "out", b"c\n")
+    await live.take("gpu1", "err", b"no\n")
+    assert out.text == ("\x1b[1mgpu1:\x1b[0m  a\n\x1b[1mgpu1:\x1b[0m  b\n\x1b[1mgpu10:\x1b[0m c\n")
+    assert err.text == "\x1b[31mgpu1:\x1b[0m no\n"
+    live.end("gpu1")
+    assert out.text.endswith("\x1b[1mgpu1:\x1b[0m  hal\n")
 
 
 def test_what_is_gathered_is_cut_in_the_middle_and_said_to_be() -> None:

@@ -18,7 +18,7 @@ from fleetfix.inventory import Host
 from fleetfix.remote.api import descendants
 from fleetfix.session import Purpose, open_session
 from tests.contract import sshd
-from tests.contract.command_contract import CommandContract
+from tests.contract.command_contract import CommandContract, ran, sh
 from tests.contract.place import Place, call, change, eventually, kill, processes_with, read, token
 from tests.contract.session_contract import ONE, HostContract
 from tests.contract.test_local import disable
@@ -390,6 +390,20 @@ async def test_trees_below_sudo_end_too(
         if way == "cancel":
             assert await session.cancel() == ()
         assert not (await changing).ok
+        assert processes_with(word) == []
+
+
+async def test_a_command_runs_as_root_by_sudo_and_ends_with_its_tree(
+    as_root: None, server: sshd.Server, shared: Path, place_on: PlaceOn, password: str
+) -> None:
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    with sshd.account(name, "/bin/sh", shared), sshd.sudo_rule(name, "NOPASSWD: ALL"):
+        place, word = place_on(server.host(name, become=True)), token()
+        session = await place.open()
+        ended, heard = await ran(session, sh("id -u; pwd; echo $USER"))
+        assert (ended.exit, heard.out.split()) == (0, [b"0", b"/root", b"root"])
+        late, _ = await ran(session, sh(f"setsid sleep {word} & sleep {word}", timeout=0.3))
+        assert late.failure is not None
         assert processes_with(word) == []
 
 
