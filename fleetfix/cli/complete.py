@@ -101,7 +101,7 @@ def _hosts(spec: str | None, incomplete: str) -> list[str]:
 
         if not colon or word.removeprefix("@") not in Journalled().words:
             return []
-        return [f"{before}{word}:{run}" for run in runs("")]
+        return [f"{before}{word}:{run}" for run in _newest_runs()]
 
     return [*_offers(known)(incomplete), *_offers(ended)(incomplete)]
 
@@ -109,6 +109,10 @@ def _hosts(spec: str | None, incomplete: str) -> list[str]:
 @_offers
 def runs(incomplete: str) -> Iterable[str]:
     """The newest runs of this machine's journal."""
+    return _newest_runs()
+
+
+def _newest_runs() -> list[str]:
     from fleetfix.cli.state_dir import state_dir
     from fleetfix.journal import Journal
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -12,7 +13,18 @@ from typing import Annotated
 import typer
 
 from fleetfix import __version__
-from fleetfix.cli import breaker, execute, history, hosts, inspect, lab, playbooks, rollback, run_playbook
+from fleetfix.cli import (
+    bash_words,
+    breaker,
+    execute,
+    history,
+    hosts,
+    inspect,
+    lab,
+    playbooks,
+    rollback,
+    run_playbook,
+)
 from fleetfix.cli.command import Command
 
 app = typer.Typer(
@@ -95,5 +107,7 @@ def run() -> None:
     """The entry point of the console script."""
     from fleetfix.cli import streams
 
+    if os.environ.get("_FLEETFIX_COMPLETE") == "complete_bash":
+        sys.exit(bash_words.complete(lambda: main(sys.argv[1:]), os.environ))
     streams.take()
     sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -81,3 +82,32 @@ def test_what_is_broken_offers_nothing_and_says_nothing(place: Path) -> None:
     assert offered("fleetfix hosts g", FLEETFIX_INVENTORY="nosuch") == []
     assert offered("fleetfix show 2", FLEETFIX_STATE_DIR="/dev/null") == []
     assert not (place / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["hosts", "@", "fr"], ["@front"]),
+        (["hosts", "@"], ["@front"]),
+        (["hosts", "gpu01,", "@", "fr"], ["@front"]),
+        (["hosts", "gpu01", "@", "fr"], []),
+        (["plan", "lamps.yaml", "--hosts", "gpu0[1-2]!", "@", "f"], ["@front"]),
+        (["hosts", "-x", "@", "failed", ":"], ["last"]),
+        (["hosts", "-x", "@", "failed", ":", "la"], ["last"]),
+        (["hosts", "-x", "gpu01,", "@", "failed", ":", "la"], ["last"]),
+        (["hosts", "-i", "state.json", "@", "state", ":", "i"], ["idle"]),
+        (["hosts", "-i", "state.json", "@", "state", ":"], ["drain", "idle"]),
+        (["hosts", "-i", "ssh-config", ":", "-l", "x"], []),
+    ],
+)
+def test_names_are_offered_where_bash_has_broken_them(
+    words: list[str], wanted: list[str], place: Path, fleetfix: Line, fleet: Fleet
+) -> None:
+    """As bash itself has them: broken at @ and at a colon, blanks forgotten, one a line."""
+    with fleet:
+        fleetfix("plan", "./lamps.yaml", "-i", "hosts.yaml", "-l", "gpu01")
+    groups = {"state:idle": ["a"], "state:drain": ["a"], "_meta": {"hostvars": {}}}
+    (place / "state.json").write_text(json.dumps(groups))
+    line = ["fleetfix", *words]
+    found = offered("\n".join(line), COMP_CWORD=str(len(line) - 1), FLEETFIX_INVENTORY="hosts.yaml")
+    assert sorted(one for one in found if "2" not in one) == wanted
