@@ -153,11 +153,14 @@ class Show:
 def _left_there(info: HostInfo, host: str) -> list[Condition]:
     """What fleetfix itself has on a host: unfinished runs, one that writes now, the kill switch."""
     found = []
+    writing = info.lease.run if info.lease is not None and info.lease.expires > info.now else None
     for claim in info.claims:
+        if claim.run == writing:
+            continue  # it is at work: nothing is left there yet
         what = "; ".join(claim.open) or "work left open"
         text = f"run {claim.run} by {claim.operator} on {claim.controller} is unfinished here: {what}"
         found.append(Condition(text=text, help=unfinished_hint(claim.run)))
-    if info.lease is not None and info.lease.expires > info.now:
+    if info.lease is not None and writing is not None:
         text = f"run {info.lease.run} of {info.lease.operator} on {info.lease.controller} writes here now"
         found.append(Condition(text=text, help="wait until it has ended"))
     if info.disabled is not None:

@@ -101,6 +101,9 @@ def _environments(facts: HostFacts) -> str | None:
     return "; ".join(told) or None
 
 
+NONE = "none"
+"""A word for what a host has not; where no host has it, nothing is said of it."""
+
 WORDS: dict[str, Callable[[HostFacts], str | None]] = {
     "gpus": _gpus,
     "driver": _driver,
@@ -108,7 +111,7 @@ WORDS: dict[str, Callable[[HostFacts], str | None]] = {
     "kernel": lambda facts: facts.kernel,
     "machine": lambda facts: f"{facts.cpus} CPUs, {round(facts.memory / GIB)} GiB",
     "environment": _environments,
-    "scheduler": lambda facts: ", ".join(facts.schedulers) or None,
+    "scheduler": lambda facts: ", ".join(facts.schedulers) or NONE,
 }
 """Facts that are words, in the order in which they are shown."""
 
@@ -189,7 +192,7 @@ def _row(name: str, text: str) -> str:
 def _words(facts: Mapping[str, HostFacts], drift: list[str]) -> Iterator[str]:
     for name, read in WORDS.items():
         mode = mode_of({host: value for host, one in facts.items() if (value := read(one)) is not None})
-        if mode is None:
+        if mode is None or (mode.value == NONE and not mode.others):
             continue
         told = sum(len(hosts) for _, hosts in mode.others) + len(mode.hosts)
         share = f" ({len(mode.hosts)} of {told})" if mode.others else ""

@@ -230,5 +230,16 @@ def test_a_lease_that_has_run_out_is_none(fleetfix: Line, well: Fleet) -> None:
     with well:
         assert fleetfix(*ALL).code == 0
         well["gpu01"].lease = lease.model_copy(update={"expires": 9e9})
+        purpose = Purpose(run="r8", playbook="mend", dry=False, operator="bob", controller="vm")
+        well["gpu01"].claim(purpose, ["stop job 4"])
         result = fleetfix(*ALL)
     assert "  gpu01: run r8 of bob on vm writes here now" in result.out
+    assert "unfinished" not in result.out, "it is at work"
+
+
+def test_a_few_scheduler_nodes_differ_from_hosts_that_have_none(fleetfix: Line, well: Fleet) -> None:
+    well["gpu02"].on("facts.survey", survey(schedulers=["Slurm"]))
+    with well:
+        lines = fleetfix(*ALL).out.splitlines()
+    assert "scheduler    none (3 of 4)" in lines
+    assert "  scheduler    Slurm: gpu02" in lines
