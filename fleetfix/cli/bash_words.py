@@ -10,6 +10,8 @@ import contextlib
 import io
 from collections.abc import Callable, MutableMapping
 
+ASKED = "_fleetfix_complete".upper()
+"""The variable by which the shell asks, as Typer names it after the program."""
 _AGAIN = (",", "!", "&", "^")
 """What a pattern goes on behind: an `@` after it belongs to the same word, any other begins one."""
 

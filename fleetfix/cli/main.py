@@ -107,7 +107,7 @@ def run() -> None:
     """The entry point of the console script."""
     from fleetfix.cli import streams
 
-    if os.environ.get("_FLEETFIX_COMPLETE") == "complete_bash":
+    if os.environ.get(bash_words.ASKED) == "complete_bash":
         sys.exit(bash_words.complete(lambda: main(sys.argv[1:]), os.environ))
     streams.take()
     sys.exit(main(sys.argv[1:]))
