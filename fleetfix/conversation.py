@@ -39,7 +39,7 @@ AT_ONCE = 8
 MARGIN = 30.0
 """Seconds that an answer may take beyond the deadlines that the host keeps."""
 AHEAD = 256 * 1024
-"""Bytes of input that are sent to a command before it has taken any."""
+"""Bytes of input that are sent to a command before it has taken any; a host sends no more output ahead."""
 PATIENCE = 60.0
 """Seconds that a change of a lost session may take on the host before the next one goes on."""
 
@@ -304,6 +304,7 @@ class Streamed:
         self.come: asyncio.Queue[tuple[Stream, bytes] | None] = asyncio.Queue()
         self._feed = feed
         self._offset = 0
+        self._held = 0
 
     def hear(self, host: str, frame: dict[str, Json]) -> None:
         """Keep a piece of output. Raises HostError for what no runner sends."""
@@ -312,10 +313,16 @@ class Streamed:
             data = base64.b64decode(text, validate=True)
         except (TypeError, ValueError, binascii.Error):
             data = b""
-        if not data or stream not in ("out", "err") or self.come.qsize() > MOST_ITEMS:
+        self._held += len(data)
+        if not data or stream not in ("out", "err") or self._held > 2 * AHEAD:
             message = f"{host}: the host sent what is no output of a command"
             raise HostError(Failure(kind="bug", message=message))
         self.come.put_nowait((stream, data))
+
+    def taken(self, count: int) -> dict[str, Json]:
+        """So much was taken: the frame that makes room for as much on the host."""
+        self._held -= count
+        return {"op": "taken", "bytes": count}
 
     def next_input(self, wanted: int) -> dict[str, Json] | None:
         """The next piece of input as a frame; None once all of it is sent."""
@@ -423,7 +430,7 @@ class Conversation:
         try:
             while (piece := await streamed.come.get()) is not None:
                 await take(*piece)
-                self._send_to(streamed, {"op": "taken", "bytes": len(piece[1])})
+                self._send_to(streamed, streamed.taken(len(piece[1])))
             return _as_ended(await asking)
         finally:
             asking.cancel()
