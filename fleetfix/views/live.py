@@ -22,6 +22,7 @@ from fleetfix.events import (
     RollbackStarted,
     RunInterrupted,
     RunStarted,
+    SoakStarted,
     StepStarted,
     WaveStarted,
 )
@@ -61,6 +62,8 @@ class Watched:
     since: dict[str, float] = field(default_factory=dict)
     lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=100))
     interrupted: str = ""
+    soak: tuple[str, float] | None = None
+    """The wave that is left alone before the next begins, and until when."""
     hosts: str = ""
     """All hosts of the run, folded."""
     _teller: Teller = field(default_factory=Teller)
@@ -76,6 +79,10 @@ class Watched:
                 self.since.pop(event.host, None)
             case RunStarted():
                 self.hosts = counted(HostSet(event.hosts))
+            case SoakStarted():
+                self.soak = (event.wave, record.at + event.seconds)
+            case WaveStarted():
+                self.soak = None
             case RunInterrupted():
                 self.interrupted = interrupted(event.signal, event.times)
         if not isinstance(event, RunStarted) and not self._teller.too_much(record):
@@ -141,7 +148,7 @@ def _head(
     watched: Watched, started: RunStarted, rows: list[Row], now: float, width: int, paint: Paint
 ) -> Iterator[str]:
     state = watched.state
-    took = duration(max(round(now - state.began_at), 0)).replace(".0", "")
+    took = _whole(now - state.began_at)
     dry = " (dry run)" if started.dry else ""
     yield spread(f"{paint('strong', started.playbook)} on {watched.hosts}{dry}", took, width)
     ended = sum(1 for host in state.hosts.values() if host.finished is not None)
@@ -151,6 +158,11 @@ def _head(
         yield paint("warn", watched.interrupted)
     if state.halted:
         yield paint("bad", f"halted: {one_line(state.halted)}")
+    if state.paused:
+        yield paint("bad", "the controller's own network is lost: nothing is begun until it is back")
+    if watched.soak and watched.soak[1] > now and not rows:
+        wave, until = watched.soak
+        yield f"{wave} soaks: {_whole(until - now)} until the next batch"
     if why := _held_up(state, rows, now):
         yield paint("warn", why)
 
@@ -248,7 +260,12 @@ def _line(label: str, row: Row, now: float, width: int, paint: Paint) -> str:
 
 
 def _age(row: Row, now: float) -> str:
-    return duration(max(round(now - row.since), 0)).replace(".0", "")
+    return _whole(now - row.since)
+
+
+def _whole(seconds: float) -> str:
+    """A time in whole seconds, which is how often the screen is drawn anew."""
+    return duration(max(round(seconds), 0)).replace(".0", "")
 
 
 def _clock(at: float) -> str:

@@ -8,9 +8,10 @@ import os
 import re
 import time
 from collections.abc import Iterable
+from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetfix.events import (
@@ -19,10 +20,12 @@ from fleetfix.events import (
     HostFinished,
     HostSaid,
     HostStarted,
+    NetworkLost,
     Record,
     RollbackStarted,
     RunHalted,
     RunInterrupted,
+    SoakStarted,
     StepStarted,
     StepWaited,
     WaveStarted,
@@ -60,7 +63,8 @@ def shown(records: Iterable[Record], width: int = 79, height: int = 23) -> str:
     return "\n".join(screen(watched(records), NOW, width, height))
 
 
-def working(hosts: int, *, every: float = 1.0) -> list[Record]:
+@cache
+def working(hosts: int) -> list[Record]:
     """A batch in which so many hosts are at work, all on one of three things."""
     events: list[Event] = [stories.started(f"gpu[001-{hosts:03}]")]
     names = stories.started(f"gpu[001-{hosts:03}]").hosts
@@ -71,7 +75,7 @@ def working(hosts: int, *, every: float = 1.0) -> list[Record]:
         step = ("stop", "wheels", "speed")[number % 3]
         said = StepWaited(host=host, step=step, reason=f"{number % 7} of 20 steady steps so far")
         events += [HostStarted(host=host), StepStarted(host=host, step=step), said]
-    return stories.records(events, every=every)
+    return stories.records(events)
 
 
 # -- the screen -------------------------------------------------------------------------------------
@@ -133,12 +137,29 @@ def test_a_plan_that_waits_for_one_host_says_so() -> None:
     assert "the plan waits for gpu02 (connecting, 9 min 59 s)" in text
 
 
+def test_a_soak_and_a_lost_network_are_said() -> None:
+    names = stories.started("gpu[01-02]").hosts
+    events: list[Event] = [stories.started("gpu[01-02]")]
+    events += [event for host in names for event in stories.planned(host, 1)]
+    events += [
+        WaveStarted(name="canary", hosts=("gpu01",)),
+        HostFinished(host="gpu01", outcome="changed"),
+        SoakStarted(wave="canary", seconds=900.0),
+    ]
+    assert "canary soaks: 5 min 18 s until the next batch" in shown(stories.records(events))
+    events += [WaveStarted(name="batch 1", hosts=("gpu02",)), NetworkLost(dropped=1, open=1)]
+    text = shown(stories.records(events))
+    assert "until the next batch" not in text
+    assert "the controller's own network is lost" in text
+
+
 def test_a_host_that_has_nothing_to_do_is_not_at_work() -> None:
     records = stories.records([stories.started("gpu[01-02]"), *stories.healthy("gpu01")])
     assert [row.host for row in at_work(watched(records))] == ["gpu02"]
 
 
 @pytest.mark.parametrize("hosts", [1, 3, 40, 300])
+@settings(deadline=None, max_examples=40)
 @given(width=st.integers(39, 200), height=st.integers(9, 60), cut=st.integers(1, 2000))
 def test_it_never_leaves_its_screen(hosts: int, width: int, height: int, cut: int) -> None:
     lines = screen(watched(working(hosts)[:cut]), NOW, width, height)
