@@ -1,7 +1,14 @@
 #!/bin/sh
-# A fleet of three on this machine, slow as after an upgrade to CUDA 13 and back: mended, and proven.
+# A fleet of sixteen on this machine after an upgrade to CUDA 13 and back: who is sick is found, mended and
+# proven; one host goes back to what it was, one says no, and both are mended once their trouble is gone.
 # The lab has its own state folder here, so that a lab of yours is neither used nor taken down.
 set -eu
+
+# Smaller for whoever has less time: DEMO_HOSTS='gpu[01-04]' DEMO_SICK='gpu[02-04]' …
+all=${DEMO_HOSTS:-gpu[01-16]}
+sick=${DEMO_SICK:-gpu[03,07,09,12,14]}
+broken=${DEMO_BROKEN:-gpu09} # torch will not load there once its own libraries are back
+taken=${DEMO_TAKEN:-gpu14}   # somebody else's job runs there
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/fleetfix-demo.XXXXXX")
 export XDG_STATE_HOME="$work/state" XDG_CONFIG_HOME="$work/config"
@@ -9,7 +16,8 @@ unset FLEETFIX_INVENTORY FLEETFIX_STATE_DIR
 
 finish() {
     code=$?
-    trap - EXIT INT TERM HUP
+    trap - EXIT
+    trap '' INT TERM HUP # a second ^C must not leave half of it behind
     fleetfix lab down >/dev/null 2>&1 || echo "the lab is still up: XDG_STATE_HOME=$XDG_STATE_HOME fleetfix lab down" >&2
     rm -rf "$work"
     exit "$code"
@@ -18,26 +26,64 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-bold='' plain=''
+bold='' faint='' plain=''
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
-    bold=$(printf '\033[1m') plain=$(printf '\033[0m')
+    bold=$(printf '\033[1m') faint=$(printf '\033[2m') plain=$(printf '\033[0m')
 fi
-say() { printf '\n%s$ %s%s\n' "$bold" "$*" "$plain"; }
 
-say "fleetfix lab up --hosts 'gpu[01-03]'"
-fleetfix lab up --hosts 'gpu[01-03]'
+# What the next command is about: one line each, 80 columns at most.
+tell() {
+    printf '\n'
+    for line in "$@"; do printf '%s# %s%s\n' "$faint" "$line" "$plain"; done
+}
 
-say "fleetfix lab status"
-fleetfix lab status
+# `expect CODE COMMAND`: show a command, run it, and end the demo where it ends in another way.
+expect() {
+    wanted=$1
+    shift
+    printf '%s$' "$bold"
+    for word in "$@"; do
+        case $word in
+            *[!A-Za-z0-9_./@:=%,+-]*) printf " '%s'" "$word" ;;
+            *) printf ' %s' "$word" ;;
+        esac
+    done
+    printf '%s\n' "$plain"
+    code=0
+    "$@" || code=$?
+    if [ "$code" = "$wanted" ]; then return 0; fi
+    if [ "$code" = 130 ]; then exit 130; fi
+    echo "demo: exit $code, where $wanted was to be" >&2
+    exit 1
+}
 
-say "fleetfix run purge-cu13 --hosts 'gpu[01-03]' -i lab --yes"
-fleetfix run purge-cu13 --hosts 'gpu[01-03]' -i lab --yes
+tell "Sixteen GPU hosts, training. On some, wheels of CUDA 13 were left in the" \
+     "environment: they train at 12.8K tok/s instead of 20K, and nothing says why."
+expect 0 fleetfix lab up --hosts "$all" --contaminated "$sick"
 
-say "fleetfix lab status"
-fleetfix lab status
+tell "Two of these have more wrong with them than that."
+expect 0 fleetfix lab break "$broken" --fault load_fails
+expect 0 fleetfix lab break "$taken" --fault foreign_job
 
-say "fleetfix run purge-cu13 --hosts 'gpu[01-03]' -i lab --yes    # again: nothing is touched"
-fleetfix run purge-cu13 --hosts 'gpu[01-03]' -i lab --yes
+tell "What would be done? A plan asks every host and changes none. That $taken may" \
+     "not be touched is exit 2, and is said first."
+expect 2 fleetfix plan purge-cu13 --hosts "$all" -i lab --max-unreachable 2 --batch 3
 
-say "fleetfix lab down"
-fleetfix lab down
+tell "Do it: one host alone, then three at a time. Well hosts are not touched." \
+     "$broken goes back to what it was, $taken is left alone; that is exit 2."
+expect 2 fleetfix run purge-cu13 --hosts "$all" -i lab --max-unreachable 2 --batch 3 --yes
+
+tell "What happened on $broken, step by step?"
+expect 0 fleetfix show last "$broken"
+
+tell "Their trouble is taken away. Now only those that did not end well, by name" \
+     "of how the last run ended."
+expect 0 fleetfix lab heal "$broken,$taken"
+expect 0 fleetfix run purge-cu13 --hosts @failed:last -i lab --yes
+
+tell "Once more over all: nothing to do, no job disturbed, every speed measured."
+expect 0 fleetfix run purge-cu13 --hosts "$all" -i lab --yes
+
+tell "All of it is in the journal of this machine, and in each host's own log."
+expect 0 fleetfix runs
+expect 0 fleetfix lab down

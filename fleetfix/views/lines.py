@@ -81,6 +81,9 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
 
 def _of_host(event: Event, state: RunState, paint: Paint) -> str | None:
     match event:
+        case EvidenceKept() | StepFinished(result="ok") if state.hosts[event.host].pending is False:
+            # Of a fleet most hosts are well: the summary says so of all of them, in one line.
+            return None
         case HostFinished():
             return _finished(event, state, paint)
         case HostCommitted() | HostReleased():
