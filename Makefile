@@ -1,6 +1,6 @@
 # Everything anyone must remember. Each target makes .venv first where it is missing or out of date.
 #
-#   make demo               a small fleet on this machine, broken and mended
+#   make demo               a fleet of sixteen on this machine, broken and mended
 #   make test               all checks and all tests
 #   make check              format, lint, types, import layers
 #   make test-real-wheels   the tests that download gigabytes of real CUDA wheels
