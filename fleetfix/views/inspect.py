@@ -55,8 +55,10 @@ class Seen:
         return (*found, *self.conditions, *audited)
 
     @property
-    def not_audited(self) -> Iterator[str]:
-        """Why an environment that was asked for was not looked at."""
+    def unseen(self) -> Iterator[str]:
+        """What was not looked at, and why: processes, environments that were asked for."""
+        if self.facts is not None and not self.facts.complete:
+            yield "processes of other users cannot be looked at (become: true)"
         for asked, audit in self.audits.items():
             why = why_not_audited(audit) if isinstance(audit, Audit) else str(audit)
             if why:
@@ -180,7 +182,7 @@ def inspect_text(
     lines += _section("drift", drift, paint)
     lines += _section("outliers", outliers, paint)
     lines += _conditions(seen, inventory, playbooks, paint)
-    lines += _not_audited(seen, paint)
+    lines += _unseen(seen, paint)
     lines += _unreachable(seen, paint)
     return "\n".join(lines)
 
@@ -311,15 +313,15 @@ def _way(hosts: HostSet, way: Condition, inventory: str, playbooks: Collection[s
     return "; ".join(told)
 
 
-def _not_audited(seen: Sequence[Seen], paint: Paint) -> Iterator[str]:
-    said = [(one.host, one_line(why)) for one in seen for why in one.not_audited]
-    yield from _section("not audited", [f"{counted(one.hosts)}: {one.text}" for one in group(said)], paint)
+def _unseen(seen: Sequence[Seen], paint: Paint) -> Iterator[str]:
+    said = [(one.host, one_line(why)) for one in seen for why in one.unseen]
+    yield from _section("not seen", [f"{counted(one.hosts)}: {one.text}" for one in group(said)], paint)
 
 
 def _unreachable(seen: Sequence[Seen], paint: Paint) -> Iterator[str]:
     said = [(one.host, one_line(str(one.failure))) for one in seen if one.failure is not None]
     lines = [f"{counted(one.hosts)}: {one.text}" for one in group(said)]
-    yield from _section("not looked at", lines, paint)
+    yield from _section("not reached", lines, paint)
 
 
 # -- JSON -------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_what_is_wrong_comes_with_what_helps_and_no_host_is_lost(fleetfix: Line,
         f"    {unfinished_hint('r7')}",
         "  gpu04: fleetfix is switched off here: by carol \\x1b[2J",
         "    remove /etc/fleetfix/DISABLED there",
-        "not looked at",
+        "not reached",
         "  gpu03: no route to host",
     ]
     assert lines[0] == "4 hosts, 3 answered"
@@ -107,6 +107,20 @@ def test_an_audit_shows_the_command_that_mends(fleetfix: Line, well: Fleet) -> N
     assert result.code == 2
     asked = [one.args for one in well["gpu02"].executed if one.function == "audits.environment"]
     assert asked == [{"venv": "of-job"}, {"venv": "/v"}]
+
+
+def test_what_could_not_be_seen_is_said_and_is_no_fault(fleetfix: Line, well: Fleet) -> None:
+    well.on("audits.environment", audit(NCCL_12).model_dump())
+    well["gpu01"].on("audits.environment", {"none": "no job is running", "hint": "give a path"})
+    well["gpu02"].on("facts.survey", survey(complete=False))
+    with well:
+        result = fleetfix(*ALL, "--env", "of-job")
+    lines = result.out.splitlines()
+    assert lines[lines.index("not seen") + 1 :] == [
+        "  gpu01: of-job: no job is running (give a path)",
+        "  gpu02: processes of other users cannot be looked at (become: true)",
+    ]
+    assert result.code == 0
 
 
 def test_json_is_one_object_a_host(fleetfix: Line, well: Fleet) -> None:
@@ -138,7 +152,7 @@ def test_a_host_that_answers_nonsense_is_told_apart(fleetfix: Line, well: Fleet)
     with well:
         result = fleetfix(*ALL)
     lines = result.out.splitlines()
-    left = lines[lines.index("not looked at") + 1 :]
+    left = lines[lines.index("not reached") + 1 :]
     assert any(line.startswith("  gpu01: facts could not read the answers") for line in left)
     assert "  gpu02: it ran past its deadline" in left
     assert result.code == 2
