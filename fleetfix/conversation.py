@@ -435,6 +435,13 @@ class Conversation:
         finally:
             asking.cancel()
 
+    async def commit(self) -> None:
+        calls = [*await self._recorded_calls(), Call(function="holds.drop_of_run")]
+        await self._request({"op": "commit"}, calls)
+
+    async def release(self) -> None:
+        await self._request({"op": "release"})
+
     async def cancel(self) -> tuple[str, ...]:
         return tuple(str(one) for one in await self._request({"op": "cancel"}))
 

@@ -167,6 +167,18 @@ class Session(Protocol):
         """
         ...
 
+    async def commit(self) -> None:
+        """Make lasting what this run did: drop all that undo would need, holds kept for a while included,
+        and end the claim. Nothing of the run is undone from then on: `recall("committed")` tells.
+
+        Raises HostError: unfinished (in doubt, or a job is stopped), lease_held.
+        """
+        ...
+
+    async def release(self) -> None:
+        """Give up claim and lease of this run, and nothing else. Raises HostError: lease_held."""
+        ...
+
     async def execute(self, command: Execute, take: Take, feed: Feed | None = None) -> Ended:
         """Run a command of the operator's, its output as it comes. It is never asked for twice.
 

@@ -169,6 +169,22 @@ class RunState:
         return sum(1 for host in self.hosts.values() if host.outcome in outcomes)
 
 
+def to_take_up(state: RunState) -> tuple[str, ...]:
+    """The hosts of a run that can be taken up again: all but those that ended well, or went back."""
+    return tuple(
+        name
+        for name, host in state.hosts.items()
+        if not (host.committed or host.released) and (host.is_open or not _settled(host))
+    )
+
+
+def _settled(host: HostState) -> bool:
+    """Whether there is neither a way on nor a way back to finish."""
+    if host.outcome == "failed":
+        return host.going_back  # what could be undone is undone
+    return host.outcome in GOOD or host.outcome == "rolled_back"
+
+
 def fold(records: Iterable[Record], state: RunState | None = None) -> RunState:
     """Fold records, in order, onto a state."""
     return reduce(after, records, state or RunState())

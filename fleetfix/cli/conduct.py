@@ -15,14 +15,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fleetfix.cli import config, consent
+from fleetfix.cli.driving import drive
 from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.show import Show
-from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.cli.tripped import refuse_while_tripped
 from fleetfix.cli.whole_file import require_place, write_whole
 from fleetfix.commands import Json
-from fleetfix.engine.fleetrun import Interrupts, Request, run_fleet
+from fleetfix.engine.fleetrun import Request
 from fleetfix.errors import DocumentError, PlaybookError, UsageError
 from fleetfix.events import one_machine
 from fleetfix.hostset import HostSet
@@ -30,7 +30,6 @@ from fleetfix.inventory import Host, Inventory
 from fleetfix.journal import Journal
 from fleetfix.playbook import Playbook, Step, load
 from fleetfix.policy import Policy
-from fleetfix.recorder import Recorder
 from fleetfix.runs import new_run_id
 from fleetfix.saved_plan import FORMAT, binding_of, save, written
 from fleetfix.spelling import hint_for
@@ -92,7 +91,13 @@ def carry_out(request: Request, manner: Manner) -> int:
         show = Show(json=manner.json, diff=manner.diff, plain=manner.plain)
         try:
             state = asyncio.run(
-                _run(request, journal, show, above if asked else None, detailed_exit=manner.detailed_exit)
+                drive(
+                    request,
+                    journal,
+                    show,
+                    ask_above=above if asked else None,
+                    detailed_exit=manner.detailed_exit,
+                )
             )
         finally:
             show.close()
@@ -218,31 +223,3 @@ def operator() -> str:
         user = f"uid {os.getuid()}"
     behind = os.environ.get("SUDO_USER")
     return f"{behind} as {user}" if behind and behind != user else user
-
-
-async def _run(
-    request: Request, journal: Journal, show: Show, ask_above: int | None, *, detailed_exit: bool
-) -> RunState:
-    """Run it; with `ask_above` the operator is asked once the plan is known."""
-    interrupts = Interrupts()
-    recorder = Recorder(request.run, journal, show.views())
-
-    async def ask(state: RunState) -> bool:
-        hosts = HostSet(host.name for host in state.hosts.values() if host.pending and not host.finished)
-        question = consent.Question("go on with", hosts, above=ask_above or 0)
-        consent.forget_typed()
-        show.question(state, question.text)
-        agreed = await consent.answered(question, interrupts.more_than(0))
-        show.answered(agreed)
-        return agreed
-
-    with heard(interrupts.interrupt):
-        async with show.kept_fresh():
-            return await run_fleet(
-                request,
-                recorder,
-                journal,
-                interrupts=interrupts,
-                detailed_exit=detailed_exit,
-                consent=None if ask_above is None else ask,
-            )

@@ -8,11 +8,14 @@ import os
 import sys
 import termios
 from collections.abc import Awaitable
+from typing import TypeVar
 
 from fleetfix.errors import UsageError
 from fleetfix.hostset import HostSet
 from fleetfix.views.amounts import count
 from fleetfix.views.grouping import fold
+
+Word = TypeVar("Word", bound=str)
 
 
 def at_terminal() -> bool:
@@ -78,11 +81,23 @@ def confirmed(text: str) -> bool:
 
 async def answered(question: Question, interrupted: Awaitable[object]) -> bool:
     """Wait for the answer while the event loop goes on; an interrupt says no."""
+    said = await _unless(interrupted)
+    return said is not None and question.agreed(said)
+
+
+async def chosen(words: tuple[Word, ...], interrupted: Awaitable[object]) -> Word | None:
+    """Wait for one of these words, or the beginning of one; None for anything else, and an interrupt."""
+    said = (await _unless(interrupted) or "").strip().lower()
+    return next((word for word in words if said and word.startswith(said)), None)
+
+
+async def _unless(interrupted: Awaitable[object]) -> str | None:
+    """What is typed; None where it is interrupted first."""
     answer = asyncio.ensure_future(_typed())
     stop = asyncio.ensure_future(interrupted)
     try:
         await asyncio.wait({answer, stop}, return_when=asyncio.FIRST_COMPLETED)
-        return not stop.done() and question.agreed(answer.result())
+        return None if stop.done() else answer.result()
     finally:
         answer.cancel()
         stop.cancel()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import sys
 import time
@@ -11,24 +10,21 @@ from dataclasses import dataclass
 
 from fleetfix.cli import config, consent
 from fleetfix.cli.conduct import operator
-from fleetfix.cli.places import load_inventory
+from fleetfix.cli.known import find_run, known_state, started_elsewhere, touched_hosts
 from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.engine.going_back import roll_back
-from fleetfix.errors import JournalError, UsageError
-from fleetfix.events import ChangeShown, RunStarted
+from fleetfix.errors import UsageError
+from fleetfix.events import ChangeShown
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.journal import Journal
-from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
-from fleetfix.state import HostState, RunState, fold
+from fleetfix.state import HostState, RunState
 from fleetfix.views.fit import fit
 from fleetfix.views.grouping import counted, group
 from fleetfix.views.neutral import one_line
-
-WHOLE_ID = re.compile(r"\d{8}-\d{6}-(?P<playbook>[a-z0-9-]+)-[0-9a-z]{4}")
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,10 @@ class Return:
 def go_back(order: Return) -> int:
     """Undo a run on the hosts it touched; returns the exit code."""
     with Journal.open(state_dir()) as journal:
-        run, known = _known(journal, order)
-        hosts = _hosts(known, order)
+        run = find_run(journal, order.run, order.hosts)
+        known = known_state(journal, run)
+        hosts = touched_hosts(known, order.hosts, order.inventory, "undo")
+        _refuse_committed(known, hosts)
         if not order.yes:
             _ask(run, known, hosts)
         with journal.drive(run):
@@ -61,31 +59,15 @@ def go_back(order: Return) -> int:
     return show.end(state)
 
 
-def _known(journal: Journal, order: Return) -> tuple[str, RunState]:
-    """The run as the journal knows it. A run of another machine is known to its hosts alone."""
-    try:
-        run = journal.find(order.run, dry=False)
-    except JournalError as error:
-        if not WHOLE_ID.fullmatch(order.run):
-            raise
-        if order.hosts is None:
-            hint = "name the hosts that it touched: --hosts PATTERN"
-            raise JournalError(f"run {order.run} is not in this journal", hint=hint) from error
-        return order.run, RunState(run=order.run)
-    return run, fold(journal.records(run))
-
-
-def _hosts(known: RunState, order: Return) -> tuple[Host, ...]:
-    touched = HostSet(host.name for host in known.hosts.values() if host.started)
-    if known.started is not None and not touched:
-        raise UsageError(f"run {known.run} touched no host: there is nothing to undo")
-    recorded = known.started.inventory if known.started else None
-    inventory = load_inventory(order.inventory or recorded)
-    chosen = inventory.select(order.hosts if order.hosts is not None else str(touched))
-    strange = HostSet(host.name for host in chosen) - touched
-    if known.started is not None and strange:
-        raise UsageError(f"run {known.run} did not touch {strange}", hint=f"it touched {touched}")
-    return chosen
+def _refuse_committed(known: RunState, hosts: tuple[Host, ...]) -> None:
+    """What was committed has nothing left to go back with, and nothing of it is touched."""
+    committed = HostSet(host.name for host in hosts if known.hosts and known.hosts[host.name].committed)
+    if committed:
+        left = HostSet(host.name for host in hosts) - committed
+        raise UsageError(
+            f"run {known.run} was committed on {committed}: nothing is kept to undo it with",
+            hint=f"--hosts '{left}' leaves them out" if left else "fleetfix show tells by whom",
+        )
 
 
 def _ask(run: str, known: RunState, hosts: tuple[Host, ...]) -> None:
@@ -106,7 +88,7 @@ def _ask(run: str, known: RunState, hosts: tuple[Host, ...]) -> None:
 async def _roll_back(
     run: str, known: RunState, hosts: tuple[Host, ...], journal: Journal, order: Return, show: Show
 ) -> RunState:
-    started = known.started or _started_elsewhere(run, hosts, order)
+    started = known.started or started_elsewhere(run, hosts, order.inventory, order.reason)
     # What is shown is this way back: its hosts, its time. How the run itself ended stands until it is
     # undone, and what it has open there is what the host is asked about.
     state = RunState(
@@ -154,23 +136,6 @@ class _Signals:
         else:
             self._work.cancel()
         return self._times
-
-
-def _started_elsewhere(run: str, hosts: tuple[Host, ...], order: Return) -> RunStarted:
-    match = WHOLE_ID.fullmatch(run)
-    return RunStarted(
-        playbook=match["playbook"] if match else "unknown",
-        source="another machine's journal",
-        digest="",
-        inventory=order.inventory or "",
-        hosts=tuple(host.name for host in hosts),
-        steps=(),
-        policy=Policy(),
-        operator=operator(),
-        controller=socket.gethostname(),
-        version="",
-        reason=order.reason,
-    )
 
 
 def _changes(known: RunState, host: str) -> list[ChangeShown]:

@@ -24,6 +24,7 @@ from fleetfix.cli import (
     playbooks,
     rollback,
     run_playbook,
+    unfinished,
 )
 from fleetfix.cli.command import Command
 
@@ -43,7 +44,10 @@ app.command("plan", cls=Command)(run_playbook.plan)
 app.command("apply", cls=Command)(run_playbook.apply)
 app.command("inspect", cls=Command)(inspect.inspect)
 app.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})(execute.execute)
+app.command("resume", cls=Command)(unfinished.resume)
 app.command("rollback", cls=Command)(rollback.rollback)
+app.command("commit", cls=Command)(unfinished.commit)
+app.command("release", cls=Command)(unfinished.release)
 app.command("runs", cls=Command)(history.runs)
 app.command("show", cls=Command)(history.show)
 app.command("report", cls=Command)(history.report)

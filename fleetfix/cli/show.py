@@ -54,6 +54,12 @@ class Show:
             self._live.pause()
         self._errors.words(text)
 
+    def ask(self, text: str) -> None:
+        """Show a question that is answered on the same line."""
+        if self._live is not None:
+            self._live.pause()
+        self._errors.words(text)
+
     def answered(self, agreed: bool) -> None:
         """The question of before was answered."""
         if not agreed:

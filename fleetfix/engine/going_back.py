@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from fleetfix.commands import Json
 from fleetfix.engine.breaker import rollback_failed
 from fleetfix.engine.context import OpenSession
 from fleetfix.engine.rollback import undo_all
 from fleetfix.errors import NO_WAY_IN, Failure, HostError, JournalError
 from fleetfix.events import (
     BreakerTripped,
+    HostCommitted,
     HostConnected,
     HostFinished,
     HostSaid,
@@ -21,6 +23,8 @@ from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
 from fleetfix.session import Purpose, open_session
 from fleetfix.state import HostState, RunState
+
+COMMITTED = "the run was committed here: nothing is kept to undo it with"
 
 
 async def roll_back(
@@ -77,6 +81,9 @@ async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, open
     try:
         info = session.info
         recorder.record(HostConnected(host=host.name, user=info.user, python=info.python))
+        if (by := await session.recall("committed")) is not None:
+            _refuse_committed(host, by, recorder)
+            return
         claimed = any(claim.run == purpose.run for claim in info.claims)
         known = recorder.state.hosts[host.name].changes
         if not claimed and not known and all(past.state == "undone" for past in await session.past()):
@@ -94,6 +101,14 @@ async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, open
         _finish_rollback(host, recorder, "rollback_pending" if lost else "rollback_failed", error.failure)
     finally:
         await session.close()
+
+
+def _refuse_committed(host: Host, by: Json, recorder: Recorder) -> None:
+    who = {name: str(by.get(name, "")) for name in ("operator", "controller", "reason")}
+    recorder.record(HostSaid(host=host.name, step="", text=COMMITTED))
+    recorder.record(HostCommitted(host=host.name, **who))
+    if recorder.state.hosts[host.name].is_open:
+        recorder.record(HostFinished(host=host.name, outcome="cancelled", reason=COMMITTED))
 
 
 def _nothing_to_undo(host: Host, recorder: Recorder) -> None:
@@ -129,4 +144,6 @@ def _exit_after_rollback(state: RunState, hosts: tuple[Host, ...]) -> int:
 
 def _is_back(host: HostState) -> bool:
     """Whether a host is as it was before the run, as far as its own log tells."""
-    return not host.changes and host.outcome not in ("rollback_pending", "rollback_failed")
+    if host.changes or host.committed:
+        return False
+    return host.outcome not in ("rollback_pending", "rollback_failed")

@@ -7,29 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fleetfix.events import GOOD, ChangeFound, ChangeShown, FoundState
+from fleetfix.events import ChangeFound, ChangeShown, FoundState
 from fleetfix.playbook import Step
 from fleetfix.session import Past
-from fleetfix.state import HostState, RunState, step_of
+from fleetfix.state import HostState, step_of
 
 FINISHED = ("ok", "changed", "skipped")
 """Results of a step that need no second look while nothing before it changes anew."""
-
-
-def to_take_up(state: RunState) -> tuple[str, ...]:
-    """The hosts of a run that can be taken up again: all but those that ended well, or went back."""
-    return tuple(
-        name
-        for name, host in state.hosts.items()
-        if not (host.committed or host.released) and (host.is_open or not _settled(host))
-    )
-
-
-def _settled(host: HostState) -> bool:
-    """Whether there is neither a way on nor a way back to finish."""
-    if host.outcome == "failed":
-        return host.going_back  # what could be undone is undone
-    return host.outcome in GOOD or host.outcome == "rolled_back"
 
 
 def corrections(host: HostState, past: Iterable[Past]) -> tuple[ChangeFound, ...]:

@@ -5,6 +5,7 @@ and recorded again by the child that did it, so that neither a killed runner nor
 leaves it unknown.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -24,6 +25,7 @@ from fleetfix.remote.records import (
 )
 
 PATIENCE = 60.0  # seconds that a change of a lost session may take past its own deadlines
+COMMITTED = "committed"  # the note that says that there is no way back
 KEPT = ("key", "summary", "before", "after", "risk", "job", "do", "undo", "commit")
 
 
@@ -51,13 +53,14 @@ def refuse_where_disabled(runner):
         raise Refusal("disabled", "fleetfix is switched off on this host: %s" % text, hint)
 
 
-def _own(runner):
+def _own(runner, beside_claims=False):
     """Hold lease and claim, and be sure that no newer session does."""
     if runner.lease.epoch is not None:
         runner.lease.check()
         return
     runner.lease.refuse_others()
-    runner.claims.refuse_others(runner.run)
+    if not beside_claims:
+        runner.claims.refuse_others(runner.run)
     runner.home = runner.places.prepare(runner.run)
     runner.records = Records(runner.home, runner.run)
     runner.records.prepare()
@@ -200,6 +203,9 @@ def undo(runner, frame):
     entry = runner.records.log.entries.get(id)
     if entry is None:
         raise Refusal("bug", "nothing is recorded on this host under %s" % id)
+    if entry.undone is None and os.path.exists(runner.records.note(COMMITTED)):
+        text = "run %s was committed here: nothing is kept to undo it with" % runner.run
+        raise Refusal("blocked", text)
     if entry.undone is None:
         _own(runner)
         entry = runner.records.entry(id)
@@ -309,6 +315,79 @@ def end(runner, frame):
     runner.lease.release()
 
 
+def commit(runner, frame):
+    """Make lasting what this run did here: drop all that undo would need, and end the claim."""
+    _wet(runner)
+    if not os.path.isdir(runner.records.folder):
+        return  # this run has written nothing here
+    _own(runner)
+    yield from _quiet(runner, None)
+    _refuse_unsettled(runner)
+    # Noted before the first thing is dropped: from here on there is no way back.
+    write_durably(runner.records.note(COMMITTED), json.dumps(dict(runner.purpose, at=time.time())).encode())
+    for entry in list(runner.records.log.entries.values()):
+        if not entry.committed and runner.records.state(entry) == "done":
+            yield from _commit(runner, entry)
+    answer = yield runner.fork("change", "", _dropping(runner, runner.function("holds.drop_of_run")))
+    if not is_ok(answer):
+        raise Refusal("command", "not all was dropped: %s" % _why(answer), "commit it again")
+    runner.records.log.append("ended", outcome="committed", commit=True)
+    runner.claims.drop(runner.home, runner.run)
+    runner.lease.release()
+
+
+def _refuse_unsettled(runner):
+    """Raise where something is open that only going on, or going back, can settle."""
+    entries = runner.records.log.entries.values()
+    states = [(runner.records.state(entry), entry.change) for entry in entries]
+    open_ = [
+        "%s: %s" % (state, change["summary"])
+        for state, change in states
+        if state in ("begun", "in_doubt", "undo_failed")
+    ]
+    jobs = [
+        change.get("job")
+        for state, change in states
+        if change.get("job") and state != "undone" and (change["job"] == "stops" or state == "done")
+    ]
+    if jobs and jobs[-1] == "stops":
+        open_.insert(0, "the job that it stopped does not run again, and would be forgotten")
+    if open_:
+        hint = "fleetfix resume, rollback or release %s" % runner.run
+        raise Refusal(
+            "unfinished", "run %s is not done here: %s" % (runner.run, "; ".join(open_[:5])), hint
+        )
+
+
+def _dropping(runner, function):
+    def work(tell):
+        tell({"call": "holds.drop_of_run", "timeout": 300.0})
+        context = runner.context("", 300.0, tell.say)
+        tell({"done": calls.perform(context, function, "holds.drop_of_run", {})})
+
+    return work
+
+
+def release(runner, frame):
+    """Give up what this run holds here, lease and claim, and change nothing else."""
+    _wet(runner)
+    claimed = any(claim["run"] == runner.run for claim in runner.claims.told_to(runner.run))
+    if not claimed and not os.path.isdir(runner.records.folder):
+        return  # this run holds nothing here
+    # Two runs may have a claim here, in different places: neither may stand in the way of the other.
+    _own(runner, beside_claims=True)
+    yield from _quiet(runner, None)
+    with contextlib.suppress(OSError):  # a full disk does not keep a claim alive
+        runner.records.log.append("ended", outcome="released", commit=False)
+    for home in runner.places.homes:
+        runner.claims.drop(home, runner.run)
+    runner.lease.release()
+
+
+def _why(answer):
+    return answer.get("died") or (answer.get("failure") or {}).get("message") or "it said nothing"
+
+
 def _commit(runner, entry):
     """Drop what only undo needed. What cannot be dropped is told, and fails nothing."""
     todo = entry.change["commit"]
@@ -320,9 +399,19 @@ def _commit(runner, entry):
     finally:
         os.close(lock)
     if not is_ok(answer):
-        why = answer.get("died") or (answer.get("failure") or {}).get("message") or "it said nothing"
-        text = "what the undo of %r needed was not all dropped: %s" % (entry.change["summary"], why)
+        text = "what the undo of %r needed was not all dropped: %s" % (
+            entry.change["summary"],
+            _why(answer),
+        )
         runner.tell({"say": text[:500], "step": entry.step})
 
 
-WRITES = {"acquire": acquire, "change": change, "undo": undo, "note": note, "end": end}
+WRITES = {
+    "acquire": acquire,
+    "change": change,
+    "undo": undo,
+    "note": note,
+    "end": end,
+    "commit": commit,
+    "release": release,
+}

@@ -14,7 +14,7 @@ import stat
 import time
 
 from fleetfix.remote import tree
-from fleetfix.remote.api import Refusal, write_durably
+from fleetfix.remote.api import Refusal, write, write_durably
 
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
@@ -274,6 +274,17 @@ def expire(ctx, held, until):
 
 def sweep(ctx):
     """Remove the holds whose time is over."""
+    _drop_where(ctx, lambda note: note.get("until", 0) <= time.time())
+
+
+@write
+def drop_of_run(ctx):
+    """Remove the holds of this run that are kept for a while, whatever their time."""
+    return {"dropped": _drop_where(ctx, lambda note: note.get("run") == ctx.run_id)}
+
+
+def _drop_where(ctx, over):
+    dropped = 0
     folder = os.path.join(ctx.home, "holds")
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = os.path.join(folder, name)
@@ -282,6 +293,8 @@ def sweep(ctx):
                 note = json.loads(file.read())
         except (OSError, ValueError):
             continue
-        if note.get("until", 0) <= time.time():
+        if over(note):
             drop(note)
             os.unlink(path)
+            dropped += 1
+    return dropped

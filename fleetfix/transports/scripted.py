@@ -309,6 +309,25 @@ class ScriptedHost:
             open=(*told, *open_),
         )
 
+    def unsettled(self, run: str) -> list[str]:
+        """What of a run only going on, or going back, can settle."""
+        log = self.changes_of(run)
+        open_ = [
+            f"{one.state}: {one.change.summary}"
+            for one in log
+            if one.state in ("begun", "in_doubt", "undo_failed")
+        ]
+        jobs = [
+            one.change.job
+            for one in log
+            if one.change.job
+            and one.state != "undone"
+            and (one.change.job == "stops" or one.state == "done")
+        ]
+        if jobs and jobs[-1] == "stops":
+            open_.insert(0, "the job that it stopped does not run again, and would be forgotten")
+        return open_
+
     def has_been_written_to_by(self, run: str) -> bool:
         """Whether a run has taken this host, ever."""
         return run in self._claimed or bool(self.changes_of(run))

@@ -107,6 +107,12 @@ class ScriptedSession:
                 raise
             return Ended(failure=Failure(kind="cancelled", message="it was ended as asked"))
 
+    async def commit(self) -> None:
+        await self._within(self._commit())
+
+    async def release(self) -> None:
+        await self._within(self._release_all())
+
     async def cancel(self) -> tuple[str, ...]:
         self._check_line()
         self._ending = True
@@ -199,7 +205,7 @@ class ScriptedSession:
         self._check_enabled()
         self._own()
 
-    def _own(self) -> None:
+    def _own(self, *, beside_claims: bool = False) -> None:
         """Hold lease and claim, and be sure that no newer session does."""
         host, run = self._host, self._purpose.run
         if self._epoch is not None:
@@ -210,7 +216,7 @@ class ScriptedSession:
         if host.lease is not None and host.lease.run != run and host.lease.expires > host.clock:
             raise _lease_held(host.lease)
         for claim in host.claims.values():
-            if claim.run != run:
+            if claim.run != run and not beside_claims:
                 raise _unfinished(claim)
         self._epoch = host.grant(self._purpose).epoch
         host.claim(self._purpose)
@@ -273,6 +279,9 @@ class ScriptedSession:
         await self._settled(entry)
         if entry.state == "undone" and entry.undone is not None:
             return entry.undone
+        if f"{self._purpose.run}/committed" in self._host.notes:
+            message = f"run {self._purpose.run} was committed here: nothing is kept to undo it with"
+            self._fail("blocked", message)
         self._own()
         return await self._run(entry, self._undoing(entry))
 
@@ -313,6 +322,37 @@ class ScriptedSession:
                 entry.committed = True
         if not keep_claim:
             host.unclaim(run)
+        self._release()
+        self._epoch = None
+
+    async def _commit(self) -> None:
+        host, run = self._host, self._purpose.run
+        self._check_wet()
+        if not host.has_been_written_to_by(run):
+            return
+        self._own()
+        open_ = host.unsettled(run)
+        if open_:
+            message = f"run {run} is not done here: {'; '.join(open_)}"
+            self._fail("unfinished", message, unfinished_hint(run))
+        host.notes[f"{run}/committed"] = {**self._purpose.model_dump(exclude={"dry"}), "at": host.clock}
+        for entry in host.changes_of(run):
+            if entry.state == "done" and not entry.committed:
+                await self._execute(entry, "commit", entry.change.commit)
+                entry.committed = True
+        host.ended.append((run, "committed"))
+        host.unclaim(run)
+        self._release()
+        self._epoch = None
+
+    async def _release_all(self) -> None:
+        host, run = self._host, self._purpose.run
+        self._check_wet()
+        if not host.has_been_written_to_by(run):
+            return
+        self._own(beside_claims=True)
+        host.ended.append((run, "released"))
+        host.unclaim(run)
         self._release()
         self._epoch = None
 

@@ -8,7 +8,7 @@ from posixpath import dirname
 
 from fleetfix.events import GOOD, Outcome
 from fleetfix.hostset import HostSet
-from fleetfix.state import HostState, RunState
+from fleetfix.state import HostState, RunState, to_take_up
 from fleetfix.views.amounts import duration
 from fleetfix.views.grouping import Group, counted, fold, group
 from fleetfix.views.neutral import one_line
@@ -57,6 +57,8 @@ def unfinished_text(state: RunState, *, paint: Paint = PLAIN) -> str:
         lines.append(f"{label} {counted(one.hosts)}: {one.text}")
     ended = {host.name: host for host in state.hosts.values() if host.finished is not None}
     lines += _outcomes(replace(state, hosts=ended), paint)
+    if to_take_up(state):
+        lines.append(f"go on: fleetfix resume {state.run}")
     if any(host.started for host in state.hosts.values()):
         lines.append(f"go back: fleetfix rollback {state.run}")
     return "\n".join(lines)
@@ -153,13 +155,26 @@ def ways_on(state: RunState) -> Iterator[str]:
     open_ = HostSet(host.name for host in bad if _left_open(host))
     if bad:
         yield f"look closer: fleetfix show {state.run} {bad[0].name}"
+    on = HostSet(to_take_up(state)) if _was_cut_short(state) else HostSet()
+    if on:
+        yield f"go on with {fold(on)}: fleetfix resume {state.run}"
     if open_:
         yield f"go back on {fold(open_)}: fleetfix rollback {state.run}"
     if state.tripped:
         yield "no run changes hosts of this inventory until: fleetfix breaker reset --reason TEXT"
 
 
+def _was_cut_short(state: RunState) -> bool:
+    """Whether the run has hosts that another try may bring to their ends. What its policy has halted
+    would halt again."""
+    if state.interrupted or state.count("cancelled") or any(host.is_open for host in state.hosts.values()):
+        return True
+    return state.halted is None and state.count("unreachable", "busy", "not_started") > 0
+
+
 def _left_open(host: HostState) -> bool:
+    if host.committed or host.released:
+        return False
     done = host.finished
     if done is None or done.outcome in ("rolled_back", "blocked", "unreachable", "unfinished", "busy"):
         return bool(done is None and host.changes)

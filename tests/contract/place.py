@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fleetfix.commands import Call, Change, Read
 from fleetfix.inventory import Host
@@ -29,9 +29,17 @@ def call(function: str, timeout: float = 20.0, **args: Any) -> Call:
     return Call(function=f"contract.{function}", args=args, timeout=timeout)
 
 
-def change(*do: Call, undo: tuple[Call, ...] = (), commit: tuple[Call, ...] = (), key: str = "k") -> Change:
+def change(
+    *do: Call,
+    undo: tuple[Call, ...] = (),
+    commit: tuple[Call, ...] = (),
+    key: str = "k",
+    job: Literal["", "stops", "starts"] = "",
+) -> Change:
     """A change made of these calls."""
-    return Change(key=key, summary="change a file", do=do, undo=undo, commit=commit, risk="reversible")
+    return Change(
+        key=key, summary="change a file", do=do, undo=undo, commit=commit, risk="reversible", job=job
+    )
 
 
 @dataclass

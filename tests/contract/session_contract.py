@@ -147,6 +147,8 @@ class SessionPromises:
             session.undo(ONE),
             session.note("plan", 1),
             session.end("ok", keep_claim=False, commit=True),
+            session.commit(),
+            session.release(),
         ]
         for one in writes:
             with pytest.raises(HostError) as refused:
@@ -247,6 +249,61 @@ class SessionPromises:
         await session.undo(TWO)
         await session.end("changed", keep_claim=False, commit=True)
         assert place.lines("committed") == ["a"]
+
+    async def test_what_is_committed_later_is_there_for_good(self, place: Place) -> None:
+        first = await place.open("r1")
+        commit = (call("append", path=place.path("committed"), text="a"),)
+        undo = (call("remove", path=place.path("f")),)
+        await first.change(ONE, "s", change(call("append", path=place.path("f")), undo=undo, commit=commit))
+        await first.end("unproven", keep_claim=True, commit=False)
+        second = await place.open("r1")
+        await second.commit()
+        assert place.lines("committed") == ["a"]
+        assert await second.recall("committed") is not None
+        with pytest.raises(HostError) as refused:
+            await second.undo(ONE)
+        assert "committed" in refused.value.failure.message
+        assert place.lines("f") == ["x"]
+        other = await place.open("r2")
+        await eventually_released(place, other)
+        assert other.info.claims == ()
+        await second.commit()  # again it is a no-op
+
+    async def test_a_host_whose_job_a_run_stopped_is_not_committed(self, place: Place) -> None:
+        session = await place.open("r1")
+        commit = (call("append", path=place.path("committed")),)
+        stop = change(call("append", path=place.path("f")), commit=commit, job="stops")
+        await session.change(ONE, "s", stop)
+        with pytest.raises(HostError) as refused:
+            await session.commit()
+        assert refused.value.failure.kind == "unfinished"
+        assert "does not run again" in refused.value.failure.message
+        start = change(call("append", path=place.path("f")), key="start", job="starts")
+        await session.change(TWO, "t", start)
+        await session.commit()
+        assert place.lines("committed") == ["x"]
+
+    async def test_a_release_gives_up_lease_and_claim_and_undoes_nothing(self, place: Place) -> None:
+        first = await place.open("r1")
+        undo = (call("remove", path=place.path("f")),)
+        await first.change(ONE, "s", change(call("append", path=place.path("f")), undo=undo))
+        await first.close()
+        second = await place.open("r1")
+        await eventually_released(place, second)
+        await second.release()
+        assert place.lines("f") == ["x"]
+        other = await place.open("r2")
+        assert other.info.claims == ()
+        await other.acquire()
+        with pytest.raises(HostError) as refused:
+            await second.release()
+        assert refused.value.failure.kind == "lease_held"
+
+    async def test_a_run_that_holds_nothing_here_releases_nothing(self, place: Place) -> None:
+        other = await place.open("r2")
+        await other.acquire()
+        await (await place.open("r1")).release()
+        await other.change("r2/s/1/0", "s", change(call("append", path=place.path("f"))))
 
     async def test_a_note_is_there_for_the_next_session_of_the_run(self, place: Place) -> None:
         first = await place.open()

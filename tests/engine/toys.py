@@ -11,14 +11,13 @@ from fleetfix.commands import Altered, Call, Change, Json, Read, Risk
 from fleetfix.engine.context import Request
 from fleetfix.engine.fleet import Choose
 from fleetfix.engine.fleetrun import Consent, Interrupts, resume_fleet, run_fleet
-from fleetfix.engine.reconcile import to_take_up
 from fleetfix.events import Event, Record
 from fleetfix.inventory import Host
 from fleetfix.playbook import Playbook, Step
 from fleetfix.policy import Policy, Share
 from fleetfix.recorder import Recorder
 from fleetfix.runs import BreakerRow
-from fleetfix.state import RunState, fold
+from fleetfix.state import RunState, fold, to_take_up
 from fleetfix.transports.scripted import Fleet, ScriptedHost, World
 
 

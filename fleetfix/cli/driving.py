@@ -1,0 +1,79 @@
+"""Drive a run, or one that is taken up again, and ask its operator on the way."""
+
+from __future__ import annotations
+
+from fleetfix.cli import consent
+from fleetfix.cli.show import Show
+from fleetfix.cli.signals import heard
+from fleetfix.engine.context import Choice
+from fleetfix.engine.fleetrun import Interrupts, Request, resume_fleet, run_fleet
+from fleetfix.hostset import HostSet
+from fleetfix.journal import Journal
+from fleetfix.recorder import Recorder
+from fleetfix.state import RunState
+
+CHOICES: tuple[Choice, ...] = ("finish", "rollback", "leave")
+
+
+async def drive(
+    request: Request,
+    journal: Journal,
+    show: Show,
+    *,
+    ask_above: int | None,
+    detailed_exit: bool = False,
+    known: RunState | None = None,
+) -> RunState:
+    """Run it; with `known` take it up again from there. With `ask_above` the operator is asked once the
+    plan is known."""
+    interrupts = Interrupts()
+    seq = journal.last_seq(request.run)
+    recorder = Recorder(request.run, journal, show.views(), state=known, seq=seq)
+
+    async def ask(state: RunState) -> bool:
+        hosts = HostSet(host.name for host in state.hosts.values() if host.pending and host.is_open)
+        question = consent.Question("go on with", hosts, above=ask_above or 0)
+        consent.forget_typed()
+        show.question(state, question.text)
+        agreed = await consent.answered(question, interrupts.more_than(0))
+        show.answered(agreed)
+        return agreed
+
+    async def choose(state: RunState) -> Choice:
+        if interrupts.signal != "SIGINT" or not consent.at_terminal():
+            return "leave"
+        hosts = HostSet(host.name for host in state.hosts.values() if host.is_open and host.changes)
+        consent.forget_typed()
+        show.ask(_choice(hosts))
+        said = await consent.chosen(CHOICES, interrupts.more_than(interrupts.times))
+        show.answered(said is not None)
+        return said or "leave"
+
+    consented = None if ask_above is None else ask
+    with heard(interrupts.interrupt):
+        async with show.kept_fresh():
+            if known is not None:
+                return await resume_fleet(
+                    request,
+                    recorder,
+                    journal,
+                    interrupts=interrupts,
+                    consent=consented,
+                    choose=choose,
+                )
+            return await run_fleet(
+                request,
+                recorder,
+                journal,
+                interrupts=interrupts,
+                detailed_exit=detailed_exit,
+                consent=consented,
+                choose=choose,
+            )
+
+
+def _choice(hosts: HostSet) -> str:
+    return (
+        f"at a safe point: {hosts}. finish there, rollback, or leave as it is and resume later? "
+        "[finish/rollback/LEAVE] "
+    )

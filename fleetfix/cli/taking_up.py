@@ -1,0 +1,198 @@
+"""Conduct `resume`: what is left of a run, bound as it was, on hosts as they are reached today."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fleetfix.cli import config, consent
+from fleetfix.cli.conduct import bind, machine, operator
+from fleetfix.cli.driving import drive
+from fleetfix.cli.known import find_run, known_state
+from fleetfix.cli.places import lasting_name, load_inventory
+from fleetfix.cli.show import Show
+from fleetfix.cli.state_dir import state_dir
+from fleetfix.cli.tripped import refuse_while_tripped
+from fleetfix.engine.elsewhere import ask_hosts
+from fleetfix.engine.fleetrun import Request
+from fleetfix.engine.rollout import stops
+from fleetfix.errors import JournalError, UsageError
+from fleetfix.events import Record, RunResumed, RunStarted
+from fleetfix.hostset import HostSet
+from fleetfix.journal import Journal
+from fleetfix.playbook import read
+from fleetfix.state import RunState, after, to_take_up
+from fleetfix.views.summary import last_line
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A resume as the command line asks for it."""
+
+    run: str
+    hosts: tuple[str, ...] | None = None
+    inventory: str | None = None
+    reason: str = ""
+    yes: bool = False
+    yes_hosts: int | None = None
+    json: bool = False
+    plain: bool = False
+
+
+def resume(order: Resumption) -> int:
+    """Take a run up again; returns its exit code."""
+    with Journal.open(state_dir()) as journal:
+        run = find_run(journal, order.run, order.hosts)
+        with journal.drive(run):
+            return _resume(run, journal, order)
+
+
+def _resume(run: str, journal: Journal, order: Resumption) -> int:
+    known = known_state(journal, run)
+    if known.started is None or not (known.started.text or known.started.dry or known.started.command):
+        request, known = _from_its_hosts(run, order), RunState(run=run)
+    else:
+        _refuse_what_has_no_end(known)
+        names = _left(known, order)
+        if not names and known.exit is not None:
+            return _nothing_left(known, order)
+        _refuse_where_it_would_halt(known, names)
+        request = _from_the_journal(known, known.started, names, order)
+    refuse_while_tripped(journal, request.inventory)
+    above = config.load().confirm_above
+    hosts = HostSet(host.name for host in request.hosts)
+    asked = bool(hosts) and consent.required(
+        f"resume run {run}", hosts, yes=order.yes, yes_hosts=order.yes_hosts, above=above
+    )
+    show = Show(json=order.json, plain=order.plain)
+    try:
+        state = asyncio.run(drive(request, journal, show, ask_above=above if asked else None, known=known))
+    finally:
+        show.close()
+    return show.end(state)
+
+
+def _refuse_what_has_no_end(known: RunState) -> None:
+    assert known.started is not None
+    if known.started.dry:
+        raise UsageError(f"run {known.run} is a dry run: nothing of it can be resumed", hint="fleetfix run")
+    if known.started.command:
+        raise UsageError(f"run {known.run} is a command of exec: it cannot be resumed", hint="run it again")
+
+
+def _left(known: RunState, order: Resumption) -> HostSet:
+    """The hosts that can be taken up, of those that are named."""
+    left = HostSet(to_take_up(known))
+    if order.hosts is None:
+        return left
+    assert known.started is not None
+    inventory = load_inventory(order.inventory or known.started.inventory)
+    named = HostSet(host.name for host in inventory.select(order.hosts))
+    strange = named - HostSet(known.hosts)
+    if strange:
+        raise UsageError(f"run {known.run} has no {strange}", hint=f"it has {HostSet(known.hosts)}")
+    ended = named - left
+    if ended:
+        outcomes = ", ".join(sorted({str(known.hosts[name].outcome) for name in ended}))
+        raise UsageError(
+            f"on {ended} nothing of run {known.run} is left to do ({outcomes})",
+            hint=f"--hosts '{left}' has something left" if left else "a new run begins anew",
+        )
+    return named
+
+
+def _nothing_left(known: RunState, order: Resumption) -> int:
+    code = known.exit if known.rolled_back_exit is None else known.rolled_back_exit
+    assert code is not None
+    if not order.json:
+        print("nothing to resume: every host has come to its end")
+        print(last_line(known, code))
+    return code
+
+
+def _refuse_where_it_would_halt(known: RunState, names: HostSet) -> None:
+    """Why no further host could begin stands in the journal: no host has to be asked for that."""
+    assert known.started is not None
+    resumed = RunResumed(operator="", controller="", hosts=tuple(names))
+    copy = replace(known, hosts=dict(known.hosts))
+    then = after(copy, Record(run=known.run, seq=0, at=0.0, event=resumed))
+    stop = stops(then, known.started.policy)
+    if stop is not None and names and not any(then.hosts[name].started for name in names):
+        raise UsageError(
+            f"run {known.run} would halt at once, as before: {stop.reason}",
+            hint=f"a new run begins anew: fleetfix run {known.started.playbook}",
+        )
+
+
+def _from_the_journal(known: RunState, started: RunStarted, names: HostSet, order: Resumption) -> Request:
+    """The run as it was asked for; its playbook is the one it began with, whatever the file says now."""
+    playbook = read(started.text, started.source)
+    _say_where_edited(started)
+    inventory = load_inventory(order.inventory or started.inventory)
+    hosts = inventory.select(str(names)) if names else ()
+    return Request(
+        run=known.run,
+        playbook=playbook,
+        hosts=hosts,
+        steps=bind(playbook, hosts, started.settings, inventory),
+        policy=started.policy,
+        inventory=started.inventory,
+        settings=started.settings,
+        dry=False,
+        operator=operator(),
+        controller=socket.gethostname(),
+        reason=order.reason,
+        machine=machine(),
+    )
+
+
+def _say_where_edited(started: RunStarted) -> None:
+    try:
+        text = Path(started.source).read_bytes()
+    except OSError:
+        return
+    if hashlib.sha256(text).hexdigest() != started.digest:
+        print(
+            f"{started.source} was edited since: the run goes on with the text that it began with",
+            file=sys.stderr,
+        )
+
+
+def _from_its_hosts(run: str, order: Resumption) -> Request:
+    """The run as its hosts keep it: another machine began it."""
+    if order.hosts is None:
+        hint = "name its hosts: --hosts PATTERN"
+        raise JournalError(f"this journal does not have what run {run} began with", hint=hint)
+    inventory = load_inventory(order.inventory)
+    hosts = inventory.select(order.hosts)
+    kept = asyncio.run(ask_hosts(run, hosts, operator=operator(), controller=socket.gethostname()))
+    if kept.driven_by:
+        raise JournalError(
+            f"run {run} is being driven by {kept.driven_by}",
+            hint="interrupt it there; a controller that is gone is forgotten after a minute",
+        )
+    if kept.bound is None:
+        names = HostSet(host.name for host in hosts)
+        raise JournalError(
+            f"no host of {names} that answers keeps anything of run {run}",
+            hint="it never began there, or was swept: a new run begins anew",
+        )
+    playbook = read(kept.bound.text, kept.bound.source)
+    return Request(
+        run=run,
+        playbook=playbook,
+        hosts=hosts,
+        steps=bind(playbook, hosts, kept.bound.settings, inventory),
+        policy=kept.bound.policy,
+        inventory=lasting_name(inventory),
+        settings=kept.bound.settings,
+        dry=False,
+        operator=operator(),
+        controller=socket.gethostname(),
+        reason=order.reason,
+        machine=machine(),
+    )
