@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from fleetfix.policy import Policy, Share
 from fleetfix.recorder import Recorder
 from fleetfix.state import RunState
 from fleetfix.transports.scripted import Fleet
-from tests.engine.toys import HandClock, Shelf, Switch, play, request, step, toy_host
+from tests.engine.toys import HandClock, Shelf, Switch, play, request, resume, step, toy_host
 
 STEPS = [step("a", Switch(name="a")), step("b", Switch(name="b", risk="compensable"))]
 ALL = Policy(canary=0, batch=(Share.parse("100%"),), max_unreachable=Share.parse("100%"))
@@ -76,6 +77,30 @@ async def test_hosts_that_changed_count_as_blocked_ones_do() -> None:
     state = await applied(fleet, {"gpu01": everything, "gpu02": A, "gpu03": B}, policy=few)
     assert state.exit == 3
     assert fleet["gpu01"].runs("do") == []
+
+
+async def test_what_a_run_has_begun_it_may_finish_and_nothing_else_is_begun_unannounced() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False, b=False), "gpu02": toy_host(a=False, b=False)})
+    interrupts = Interrupts()
+
+    def cut_short(args: dict[str, Any], world: dict[str, Any]) -> None:
+        world[args["name"]] = args["to"]
+        interrupts.interrupt("SIGTERM")
+
+    fleet["gpu01"].on("toy.set", cut_short)
+    expected = {"gpu01": A | B, "gpu02": A}
+    one = ALL.model_copy(update={"canary": 1})
+    _, shelf = await play(
+        fleet, STEPS, policy=one, interrupts=interrupts, expected={"gpu01": A | B, "gpu02": A | B}
+    )
+    assert fleet["gpu01"].world == {"a": True, "b": False}
+    state = await resume(fleet, STEPS, shelf, policy=one, expected=expected)
+    assert {name: host.outcome for name, host in state.hosts.items()} == {
+        "gpu01": "changed",
+        "gpu02": "blocked",
+    }
+    assert fleet["gpu01"].world == {"a": True, "b": True}
+    assert fleet["gpu02"].runs("do") == []
 
 
 async def test_without_a_saved_plan_nothing_is_compared() -> None:

@@ -203,6 +203,7 @@ def request(
     dry: bool = False,
     steps_of: Mapping[str, Sequence[Step]] | None = None,
     machine: str = "",
+    expected: Mapping[str, frozenset[str]] | None = None,
 ) -> Request:
     policy = policy or Policy(canary=1, batch=(Share.parse("100%"),), max_unreachable=Share.parse("100%"))
     return Request(
@@ -220,6 +221,7 @@ def request(
         operator="ann",
         controller="here",
         machine=machine,
+        expected=expected,
     )
 
 
