@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -86,8 +87,6 @@ def test_json_has_one_object_a_host_with_the_exact_result(fleetfix: Line, talkin
 
 def test_no_host_is_lost_from_the_summary(fleetfix: Line, talking: Fleet) -> None:
     async def forever(command: Execute, stdin: bytes, take: Take) -> int:
-        import asyncio
-
         await asyncio.Event().wait()
         return 0
 
@@ -98,6 +97,24 @@ def test_no_host_is_lost_from_the_summary(fleetfix: Line, talking: Fleet) -> Non
     lines = result.err.splitlines()
     assert [line.split()[0:2] for line in lines[1:-1]] == [["exit", "3"], ["timed", "out"], ["host", "key"]]
     assert lines[-1].startswith("4 hosts: 1 with exit 3, 1 timed out, 1 host key, 1 ok · ")
+
+
+def test_interrupted_every_host_is_accounted_for(fleetfix: Line, talking: Fleet) -> None:
+    async def interrupt(command: Execute, stdin: bytes, take: Take) -> int:
+        await take("out", b"begun\n")
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+        return 0
+
+    talking["gpu02"].program = interrupt
+    with talking:
+        result = fleetfix(*ALL, "--forks", "1", "x")
+    assert result.out.splitlines() == ["gpu01: same", "gpu02: begun"]
+    said = result.err.splitlines()
+    assert "cancelled    gpu02: it was ended as asked" in said
+    assert "cancelled    gpu[03-04] (2): it was not begun" in said
+    assert said[-1].startswith("4 hosts: 3 cancelled, 1 ok · ")
+    assert result.code == 130
 
 
 def test_hosts_are_hostile(fleetfix: Line, fleet: Fleet) -> None:

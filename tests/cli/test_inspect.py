@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +159,18 @@ def test_a_host_that_answers_nonsense_is_told_apart(fleetfix: Line, well: Fleet)
     assert any(line.startswith("  gpu01: facts could not read the answers") for line in left)
     assert "  gpu02: it ran past its deadline" in left
     assert result.code == 2
+
+
+def test_interrupted_it_shows_what_it_has_and_who_is_left(fleetfix: Line, well: Fleet) -> None:
+    async def interrupt(args: Any, world: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    well["gpu04"].on("facts.survey", interrupt)
+    with well:
+        result = fleetfix(*ALL, "--forks", "1")
+    assert result.out.splitlines()[-2:] == ["not reached", "  gpu04: it was not looked at: interrupted"]
+    assert result.code == 130
 
 
 def test_nothing_is_written_anywhere(fleetfix: Line, well: Fleet, place: Path) -> None:
