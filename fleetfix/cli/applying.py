@@ -12,11 +12,14 @@ from fleetfix.cli.places import load_inventory
 from fleetfix.cli.whole_file import read_whole
 from fleetfix.engine.fleetrun import Request
 from fleetfix.errors import PlanError
+from fleetfix.events import RunStarted
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host, Inventory
+from fleetfix.journal import Journal
 from fleetfix.playbook import load
 from fleetfix.runs import new_run_id
-from fleetfix.saved_plan import SavedPlan, binding_of, read
+from fleetfix.saved_plan import SavedPlan, binding_of, read, save
+from fleetfix.state import fold as folded
 from fleetfix.views.grouping import fold
 
 
@@ -54,7 +57,20 @@ def _request(plan: SavedPlan, file: str, reason: str) -> Request:
         expected=plan.expected(),
         boots=plan.boots,
         plan=plan.run,
+        machine=conduct.machine(),
     )
+
+
+def still_expected(journal: Journal, started: RunStarted) -> dict[str, frozenset[str]] | None:
+    """What the plan that a run applies announced, for its resume; None where it applies none.
+
+    Where this journal does not have the dry run of that plan, nothing more is begun.
+    """
+    if not started.plan:
+        return None
+    if journal.run(started.plan) is None:
+        return {}
+    return save(folded(journal.records(started.plan)), binding="").expected()
 
 
 def _hosts(plan: SavedPlan, inventory: Inventory, file: str) -> tuple[Host, ...]:

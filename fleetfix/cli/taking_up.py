@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetfix.cli import config, consent
+from fleetfix.cli.applying import still_expected
 from fleetfix.cli.conduct import bind, machine, operator
 from fleetfix.cli.driving import drive
 from fleetfix.cli.known import find_run, known_state
@@ -62,6 +63,8 @@ def _resume(run: str, journal: Journal, order: Resumption) -> int:
             return _nothing_left(known, order)
         _refuse_where_it_would_halt(known, names)
         request = _from_the_journal(known, known.started, names, order)
+        expected = still_expected(journal, known.started)
+        request = replace(request, expected=expected, plan=known.started.plan)
     refuse_while_tripped(journal, request.inventory)
     above = config.load().confirm_above
     hosts = HostSet(host.name for host in request.hosts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -178,3 +179,21 @@ def test_a_newer_plan_replaces_the_older(plan: Path, fleetfix: Line, fleet: Flee
     assert result.code == 6
     assert json.loads(plan.read_text())["hosts"] == ["gpu01"]
     assert plan.read_text() != before
+
+
+def test_a_resume_of_an_applied_plan_begins_nothing_that_was_not_announced(
+    plan: Path, fleetfix: Line, fleet: Fleet, place: Path
+) -> None:
+    world = fleet["gpu01"].world
+    world["hook"] = lambda: (world.pop("hook"), os.kill(os.getpid(), signal.SIGINT))
+    with fleet:
+        cut = fleetfix("apply", "p.json", "--yes")
+        assert cut.code == 130
+        fleet["gpu03"].world.update(left=True)
+        plan.unlink()
+        on = fleetfix("resume", cut.run, "--yes")
+    assert {name: len(fleet[name].runs("do")) for name in fleet} == {
+        "gpu01": 2, "gpu02": 2, "gpu03": 0, "gpu04": 0,
+    }  # fmt: skip
+    assert "changed          gpu[01-02] (2)\n" in on.out
+    assert "gpu03: the host changed since the plan: now there is less to do in left" in on.out
