@@ -17,10 +17,12 @@ from dataclasses import dataclass, field, replace
 from fleetfix.events import (
     HostConnected,
     HostFinished,
+    HostPlanned,
     HostStarted,
     Record,
     RollbackStarted,
     RunInterrupted,
+    RunResumed,
     RunStarted,
     SoakStarted,
     StepStarted,
@@ -56,7 +58,7 @@ FEW = 3
 
 @dataclass
 class Watched:
-    """What is known of a run beside its state: since when each host is at what, and what came last."""
+    """What is known of a run beside its state: since when each host is at work on what, what came last."""
 
     state: RunState = field(default_factory=RunState)
     since: dict[str, float] = field(default_factory=dict)
@@ -64,6 +66,8 @@ class Watched:
     interrupted: str = ""
     soak: tuple[str, float] | None = None
     """The wave that is left alone before the next begins, and until when."""
+    began: float | None = None
+    """When the first record was seen: a run that is taken up again began before."""
     hosts: str = ""
     """All hosts of the run, folded."""
     _teller: Teller = field(default_factory=Teller)
@@ -72,20 +76,21 @@ class Watched:
         """Take one more record in."""
         self.state = state
         event = record.event
+        self.began = record.at if self.began is None else self.began
+        if not self.hosts and state.started is not None:
+            self.hosts = counted(HostSet(state.started.hosts))
         match event:
             case HostConnected() | HostStarted() | StepStarted() | RollbackStarted():
                 self.since[event.host] = record.at
-            case HostFinished():
+            case HostPlanned() | HostFinished():
                 self.since.pop(event.host, None)
-            case RunStarted():
-                self.hosts = counted(HostSet(event.hosts))
             case SoakStarted():
                 self.soak = (event.wave, record.at + event.seconds)
             case WaveStarted():
                 self.soak = None
             case RunInterrupted():
                 self.interrupted = interrupted(event.signal, event.times)
-        if not isinstance(event, RunStarted) and not self._teller.too_much(record):
+        if not isinstance(event, RunStarted | RunResumed) and not self._teller.too_much(record):
             line = line_of(record, state, paint)
             if line:
                 self.lately.append((record.at, line))
@@ -134,10 +139,10 @@ def at_work(watched: Watched) -> list[Row]:
 def _row(host: HostState, watched: Watched) -> Row | None:
     if host.finished is not None:
         return None
-    since = watched.since.get(host.name, watched.state.began_at)
+    since = watched.since.get(host.name, watched.began or 0.0)
     if host.pending is None:
         return Row(host.name, "planning" if host.connected else "connecting", "", since, False)
-    if not host.started and not host.step:
+    if host.name not in watched.since:
         return None
     urgent = host.going_back or host.first_failure is not None
     step = "going back" if host.going_back else host.step or "begins"
@@ -148,7 +153,7 @@ def _head(
     watched: Watched, started: RunStarted, rows: list[Row], now: float, width: int, paint: Paint
 ) -> Iterator[str]:
     state = watched.state
-    took = _whole(now - state.began_at)
+    took = _whole(now - (watched.began or now))
     dry = " (dry run)" if started.dry else ""
     yield spread(f"{paint('strong', started.playbook)} on {watched.hosts}{dry}", took, width)
     ended = sum(1 for host in state.hosts.values() if host.finished is not None)
@@ -303,7 +308,9 @@ class Live:
     def see(self, record: Record, state: RunState) -> None:
         self._watched.see(record, state, self._paint)
         self._dirty = True
-        if isinstance(record.event, RunStarted) and (line := line_of(record, state, self._paint)):
+        if isinstance(record.event, RunStarted | RunResumed) and (
+            line := line_of(record, state, self._paint)
+        ):
             self.above(line)
         if isinstance(record.event, WaveStarted):
             self.plan(state)

@@ -23,14 +23,16 @@ from fleetfix.events import (
     NetworkLost,
     Record,
     RollbackStarted,
+    RunFinished,
     RunHalted,
     RunInterrupted,
+    RunResumed,
     SoakStarted,
     StepStarted,
     StepWaited,
     WaveStarted,
 )
-from fleetfix.state import RunState, after
+from fleetfix.state import RunState, after, fold
 from fleetfix.views.live import Live, Watched, at_work, screen
 from fleetfix.views.out import Out
 from fleetfix.views.paint import Paint
@@ -135,6 +137,18 @@ def test_a_plan_that_waits_for_one_host_says_so() -> None:
     text = shown(stories.records(events))
     assert "2 of 3 planned" in text
     assert "the plan waits for gpu02 (connecting, 9 min 59 s)" in text
+
+
+def test_a_run_that_is_taken_up_again_is_told_from_then_on() -> None:
+    events = [record.event for record in working(3)]
+    before = stories.records([*events, RunInterrupted(signal="SIGINT", times=1), RunFinished(exit=130)])
+    on = RunResumed(operator="op", controller="desk", hosts=("gpu002",))
+    state = after(fold(before), record := Record(run=stories.RUN, seq=99, at=NOW - 7, event=on))
+    seen = Watched()
+    seen.see(record, state)
+    text = "\n".join(screen(seen, NOW, 79, 23))
+    assert re.match(r"purge-cu13 on gpu\[001-003\] \(3\) +7 s\n", text)
+    assert "SIGINT" not in text
 
 
 def test_a_soak_and_a_lost_network_are_said() -> None:
