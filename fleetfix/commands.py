@@ -117,6 +117,8 @@ class Change(Value):
     """What it does to the host's training: one stopped and not started again heads every summary."""
     fetch_bytes: int = 0
     """Bytes that this change brings to the host."""
+    waits: bool = False
+    """Its time passes in waiting on the host, for a grace, say: another host is talked to meanwhile."""
 
     def announces(self) -> frozenset[str]:
         """The items that a plan holding this change has announced."""

@@ -125,6 +125,7 @@ class GpuProcesses(Action[ProcessFacts]):
             risk="compensable",
             alters=("job",),
             job="stops",
+            waits=True,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from fleetfix.action import Action, AnyAction, AnyCheck, Check, Measurement, Plan, Verdict
@@ -169,7 +170,8 @@ class StepRun:
     async def _send(self, id: str, change: Change) -> Completed:
         """Make the change; a host that refuses it answers like one where it failed."""
         try:
-            return await self.line.session.change(id, self.step.id, change)
+            async with self.context.slots.given_back() if change.waits else nullcontext():
+                return await self.line.session.change(id, self.step.id, change)
         except HostError as error:
             if error.failure.kind in NO_WAY_IN:
                 raise

@@ -68,6 +68,43 @@ async def test_hosts_that_stay_out_of_service_leave_less_room_and_at_last_none()
     assert state.exit == 3
 
 
+async def test_a_host_that_waits_in_the_middle_of_a_change_gives_its_slot_back() -> None:
+    fleet, inside = dark(3), 0
+    all_in = asyncio.Event()
+
+    async def grace(args: dict[str, object], world: dict[str, object]) -> None:
+        nonlocal inside
+        inside += 1
+        if inside == 3:
+            all_in.set()
+        await all_in.wait()
+        world["a"] = True
+
+    fleet.on("toy.set", grace)
+    steps = [step("a", Switch(name="a", waits=True))]
+    async with asyncio.timeout(20):
+        state, _ = await play(fleet, steps, policy=policy_of(forks=1))
+    assert set(outcomes(state).values()) == {"changed"}
+
+
+async def test_a_host_that_settles_after_going_back_gives_its_slot_back() -> None:
+    fleet = Fleet({"gpu01": toy_host(a=False, lamp=False), "gpu02": toy_host(a=False, lamp=True)})
+    late = iter([True, True, False])
+
+    def settles(args: dict[str, object], world: dict[str, object]) -> object:
+        if args["name"] == "a" and fleet["gpu01"].runs("undo"):
+            return next(late)
+        return world[str(args["name"])]
+
+    fleet["gpu01"].on("toy.get", settles)
+    clock = HandClock()
+    steps = [*A, step("lamp", Lit(name="lamp"))]
+    state, shelf = await play(fleet, steps, clock=clock, policy=policy_of(forks=1, max_failures=1))
+    assert outcomes(state) == {"gpu01": "rolled_back", "gpu02": "changed"}
+    assert clock.slept == [0.5, 0.5]
+    assert [event.host for event in shelf.of("host_finished")] == ["gpu02", "gpu01"]
+
+
 # -- soak -----------------------------------------------------------------------------------------
 
 

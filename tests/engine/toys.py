@@ -32,6 +32,7 @@ class Switch(Action[Any]):
     alters: tuple[Altered, ...] = ()
     key: str = ""
     job: Literal["", "stops", "starts"] = ""
+    waits: bool = False
     follows: str = ""
     """The step whose plan brings this switch out of place."""
 
@@ -59,6 +60,7 @@ class Switch(Action[Any]):
             risk=self.risk,
             alters=self.alters,
             job=self.job,
+            waits=self.waits,
         )
         return Plan(changes=(change,))
 
