@@ -143,6 +143,8 @@ def known_to_go_last(hosts: Sequence[Host]) -> dict[str, str]:
 
 
 def _with_a_turn(state: RunState) -> tuple[Unit, ...]:
+    if not state.cohorts:
+        return tuple((name,) for name, host in state.hosts.items() if _has_work(host))
     found = (
         tuple(name for name in unit if not _given_up(state.hosts[name]))
         for unit in units(state)

@@ -31,7 +31,13 @@ _NAMES = re.compile(
 
 def why_tripped(state: RunState) -> str | None:
     """Why no further host may be changed, in this run or another; None while nothing says so."""
-    hosts = [host for name, host in state.hosts.items() if name not in state.settled]
+    hosts = [
+        host
+        for name, host in state.hosts.items()
+        if host.finished is not None and host.finished.outcome not in GOOD and name not in state.settled
+    ]
+    if not hosts:
+        return None
     return _rollback_failed(hosts) or _lost(hosts) or _alike(hosts)
 
 

@@ -6,12 +6,12 @@ order hosts go is said by `fleetfix.order`; whether they go at all is said here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from fleetfix.engine.breaker import why_tripped
 from fleetfix.events import GOOD, Outcome
-from fleetfix.order import CANARY, Unit, next_wave, ready, units, with_a_turn
+from fleetfix.order import CANARY, Unit, next_wave, ready, with_a_turn
 from fleetfix.policy import Policy, Share
 from fleetfix.state import HostState, RunState
 
@@ -69,22 +69,18 @@ def decide(state: RunState, policy: Policy) -> Decision:
         return trip
     if surveying(state):
         return Wait()
-    called = _called(state)
-    waiting = {name for unit in ready(state) for name in unit}
-    open_ = [name for name, host in state.hosts.items() if host.finished is None and name not in waiting]
+    in_flight = any(_open(state, name) for wave in state.waves for name in wave.hosts)
     if state.halted is not None or state.interrupted:
-        return Wait() if open_ else Finish()
+        return Wait() if in_flight or _being_judged(state) else Finish()
     if state.paused:
         return Wait()
-    unbegun = any(name in called and not state.hosts[name].started for name in open_)
-    halt = _reason_to_halt(state, policy, to_begin=bool(waiting) or unbegun)
-    if halt is not None:
-        return Halt(halt)
-    if any(name in called for name in open_):
+    if (reason := _reason_to_halt(state, policy)) is not None:
+        return Halt(reason)
+    if in_flight:
         return Wait()
     if (wave := next_wave(state, policy)) is not None:
         return Start(wave.name, wave.hosts)
-    return Wait() if open_ else Finish()
+    return Wait() if _being_judged(state) else Finish()
 
 
 def surveying(state: RunState) -> bool:
@@ -98,14 +94,16 @@ def to_begin(state: RunState, policy: Policy, begun: Collection[str]) -> tuple[s
     A wave may be wider than what may be out of service at once; the rest of it waits. Where the run is
     to stop all of them are named: each ends as not started, and says why.
     """
+    waiting = _still_to_begin(state, begun)
+    if not waiting:
+        return ()
     stopping = stops(state, policy) is not None or bool(state.interrupted)
     if state.paused and not stopping:
         return ()
-    waiting = _still_to_begin(state, begun)
     if policy.max_unavailable is None or stopping:
         return tuple(name for unit in waiting for name in unit)
     at_work = sum(1 for name in begun if _open(state, name))
-    room = policy.max_unavailable.of(len(state.hosts)) - at_work - len(_out_of_service(state))
+    room = policy.max_unavailable.of(len(state.hosts)) - at_work - len(_out_of_service(_bad(state)))
     return tuple(_that_fit(waiting, room))
 
 
@@ -117,7 +115,7 @@ def stops(state: RunState, policy: Policy) -> Halt | Trip | None:
     """
     if (trip := _tripped(state)) is not None:
         return trip
-    reason = state.halted or _reason_to_halt(state, policy, to_begin=True)
+    reason = state.halted or _reason_to_halt(state, policy)
     return None if reason is None else Halt(reason)
 
 
@@ -127,15 +125,23 @@ def _tripped(state: RunState) -> Trip | None:
     return None if reason is None else Trip(reason)
 
 
-def _called(state: RunState) -> frozenset[str]:
-    return frozenset(name for wave in state.waves for name in wave.hosts)
-
-
 def _still_to_begin(state: RunState, begun: Collection[str]) -> tuple[Unit, ...]:
     """The units of called waves that have hosts which were not begun, without those that were."""
-    called = _called(state)
-    left = (tuple(n for n in u if n in called and n not in begun and _open(state, n)) for u in units(state))
-    return tuple(unit for unit in left if unit)
+    left: dict[str, list[str]] = {}
+    for wave in state.waves:
+        for name in wave.hosts:
+            if name not in begun and _open(state, name):
+                left.setdefault(state.cohorts.get(name, "\0" + name), []).append(name)
+    return tuple(tuple(names) for names in left.values())
+
+
+def _being_judged(state: RunState) -> bool:
+    """Whether a host that has nothing to do is still open."""
+    waiting = {name for unit in ready(state) for name in unit}
+    called = {name for wave in state.waves for name in wave.hosts}
+    return any(
+        host.is_open and name not in waiting and name not in called for name, host in state.hosts.items()
+    )
 
 
 def _open(state: RunState, name: str) -> bool:
@@ -153,38 +159,56 @@ def _that_fit(waiting: tuple[Unit, ...], room: int) -> Iterator[str]:
 # -- reasons to halt ------------------------------------------------------------------------------
 
 
-def _reason_to_halt(state: RunState, policy: Policy, *, to_begin: bool) -> str | None:
-    """Why no further host may be started. The last ones are told even where no host is left to begin."""
-    budgets = None
-    if to_begin:
-        budgets = (
-            _too_many_not_reached(state, policy)
-            or _too_many_failures(state, policy)
-            or _never_enough_in_service(state, policy)
-        )
-    return _canary_not_well(state) or _in_doubt(state) or _unproven(state, policy) or budgets
-
-
-def _too_many_not_reached(state: RunState, policy: Policy) -> str | None:
-    lost = sum(
-        host.outcome in NOT_REACHED and not host.started and not host.lost_by_controller
-        for host in state.hosts.values()
+def _reason_to_halt(state: RunState, policy: Policy) -> str | None:
+    """Why no further host may be started. Budgets matter while there is one that could be."""
+    bad = _bad(state)
+    if not bad and policy.max_unavailable is None:
+        return None
+    reason = _canary_not_well(state) or _in_doubt(bad) or _unproven(bad, policy)
+    if reason is not None:
+        return reason
+    spent = (
+        _too_many_not_reached(state, policy, bad)
+        or _too_many_failures(state, policy, bad)
+        or _never_enough_in_service(state, policy, bad)
     )
-    most = policy.max_unreachable.of(len(state.hosts))
-    if lost <= most:
+    return spent if spent is not None and _to_begin_at_all(state) else None
+
+
+def _bad(state: RunState) -> list[HostState]:
+    """The hosts that did not end well; of most runs there are few, and all that halts a run is in them."""
+    return [
+        host
+        for host in state.hosts.values()
+        if host.finished is not None and (host.finished.outcome not in GOOD or host.finished.job_stopped)
+    ]
+
+
+def _to_begin_at_all(state: RunState) -> bool:
+    """Whether any host is still to be begun, or called."""
+    started = frozenset(name for name, host in state.hosts.items() if host.started)
+    return bool(_still_to_begin(state, started) or ready(state))
+
+
+def _too_many_not_reached(state: RunState, policy: Policy, bad: Sequence[HostState]) -> str | None:
+    lost = sum(
+        host.outcome in NOT_REACHED and not host.started and not host.lost_by_controller for host in bad
+    )
+    if lost <= policy.max_unreachable.of(len(state.hosts)):
         return None
     share = _in_numbers(policy.max_unreachable, len(state.hosts))
     return f"{lost} hosts unreachable or blocked, at most {share} may be: --max-unreachable decides"
 
 
-def _too_many_failures(state: RunState, policy: Policy) -> str | None:
-    bad = sum(_ended_badly(host) for host in state.hosts.values())
-    if bad == 0:
+def _too_many_failures(state: RunState, policy: Policy, bad: Sequence[HostState]) -> str | None:
+    failed = sum(host.started and host.outcome not in GOOD and not host.lost_by_controller for host in bad)
+    if failed == 0:
         return None
     of = len(with_a_turn(state))
-    if bad <= policy.max_failures.of(of):
+    if failed <= policy.max_failures.of(of):
         return None
-    return f"{bad} hosts failed, at most {_in_numbers(policy.max_failures, of)} may: --max-failures decides"
+    share = _in_numbers(policy.max_failures, of)
+    return f"{failed} hosts failed, at most {share} may: --max-failures decides"
 
 
 def _in_numbers(share: Share, of: int) -> str:
@@ -192,30 +216,31 @@ def _in_numbers(share: Share, of: int) -> str:
     return f"{share.of(of)} ({share} of {of})" if share.percent else str(share.of(of))
 
 
-def _never_enough_in_service(state: RunState, policy: Policy) -> str | None:
+def _never_enough_in_service(state: RunState, policy: Policy, bad: Sequence[HostState]) -> str | None:
     """A unit that is still to begin, and that will never find room beside those that are out for good."""
     if policy.max_unavailable is None:
         return None
-    most = policy.max_unavailable.of(len(state.hosts))
-    out = _out_of_service(state)
-    begun = frozenset(name for name, host in state.hosts.items() if host.started)
-    for unit in (*_still_to_begin(state, begun), *ready(state)):
-        if len(out) + len(unit) > most:
+    most, out = policy.max_unavailable.of(len(state.hosts)), len(_out_of_service(bad))
+    if not state.cohorts and out < most:
+        return None  # there is room for one, and nothing goes as more than one
+    started = frozenset(name for name, host in state.hosts.items() if host.started)
+    for unit in (*_still_to_begin(state, started), *ready(state)):
+        if out + len(unit) > most:
             share = _in_numbers(policy.max_unavailable, len(state.hosts))
-            already = f"{len(out)} out of service already, and " if out else ""
+            already = f"{out} out of service already, and " if out else ""
             more = f"{unit[0]} would be one more" if len(unit) == 1 else f"{len(unit)} more go together"
             return f"{already}{more}, at most {share} may be: --max-unavailable decides"
     return None
 
 
-def _out_of_service(state: RunState) -> frozenset[str]:
-    """Hosts that have ended, and do not serve."""
-    return frozenset(
-        name
-        for name, host in state.hosts.items()
+def _out_of_service(bad: Sequence[HostState]) -> list[HostState]:
+    """Those that do not serve, of hosts that have ended."""
+    return [
+        host
+        for host in bad
         if host.finished is not None
         and (host.finished.outcome in OUT_OF_SERVICE or host.finished.job_stopped)
-    )
+    ]
 
 
 def _canary_not_well(state: RunState) -> str | None:
@@ -227,25 +252,15 @@ def _canary_not_well(state: RunState) -> str | None:
     return None
 
 
-def _in_doubt(state: RunState) -> str | None:
+def _in_doubt(bad: Sequence[HostState]) -> str | None:
     """Nobody can say what the next host would suffer."""
-    found = (name for name, host in state.hosts.items() if host.outcome == "in_doubt")
-    return next((f"{name} is in_doubt" for name in found), None)
+    return next((f"{host.name} is in_doubt" for host in bad if host.outcome == "in_doubt"), None)
 
 
-def _unproven(state: RunState, policy: Policy) -> str | None:
+def _unproven(bad: Sequence[HostState], policy: Policy) -> str | None:
     if policy.on_unproven != "halt":
         return None
-    for host in state.hosts.values():
+    for host in bad:
         if host.outcome == "unproven" and host.started:
             return f"{host.name} is mended and sound, but its speed is not proven"
     return None
-
-
-def _ended_badly(host: HostState) -> bool:
-    return (
-        host.started
-        and host.outcome is not None
-        and host.outcome not in GOOD
-        and not host.lost_by_controller
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -103,6 +104,26 @@ async def test_a_host_that_settles_after_going_back_gives_its_slot_back() -> Non
     assert outcomes(state) == {"gpu01": "rolled_back", "gpu02": "changed"}
     assert clock.slept == [0.5, 0.5]
     assert [event.host for event in shelf.of("host_finished")] == ["gpu02", "gpu01"]
+
+
+async def test_the_work_of_a_run_grows_with_its_hosts_and_not_with_their_square() -> None:
+    async def calls(hosts: int) -> int:
+        made = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        fleet = dark(hosts)
+        sys.setprofile(count)
+        try:
+            state, _ = await play(fleet, A, policy=policy_of(canary=1, max_unavailable="50%"))
+        finally:
+            sys.setprofile(None)
+        assert state.exit == 0
+        return made
+
+    assert await calls(400) < 5 * await calls(100)
 
 
 # -- soak -----------------------------------------------------------------------------------------
