@@ -28,6 +28,7 @@ from fleetfix.events import (
     HostFinished,
     Record,
     RunFinished,
+    RunResumed,
     RunStarted,
     StepFinished,
 )
@@ -162,6 +163,10 @@ class Journal:
                         *(event.operator, event.controller, event.reason),
                     ),
                 )
+            case RunResumed():
+                execute("UPDATE runs SET ended = NULL, exit = NULL WHERE run = ?", (record.run,))
+                for host in event.hosts:
+                    execute("DELETE FROM outcomes WHERE run = ? AND host = ?", (record.run, host))
             case RunFinished():
                 execute(
                     "UPDATE runs SET ended = ?, exit = ? WHERE run = ?", (record.at, event.exit, record.run)
@@ -223,8 +228,10 @@ class Journal:
             except BlockingIOError:
                 raise JournalError(
                     f"run {run} is being driven by another process of this machine",
-                    hint="interrupt that process, or wait until it ends",
+                    hint=f"fleetfix watch {run}, or fleetfix stop {run}",
                 ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
             yield
             with contextlib.suppress(OSError):
                 self._hold(run).unlink()
@@ -245,16 +252,27 @@ class Journal:
             os.close(descriptor)
         return False
 
+    def driver(self, run: str) -> int | None:
+        """The process of this controller that drives the run now; None where none does."""
+        if not self.driven(run):
+            return None
+        try:
+            return int(self._hold(run).read_text())
+        except (OSError, ValueError):
+            return None
+
     def _hold(self, run: str) -> Path:
         return self.folder / "driven" / run.replace("/", "_")
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def records(self, run: str, *, host: str | None = None) -> Iterator[Record]:
-        """Tell the records of a run, oldest first; with `host`, those of it and of the run itself."""
-        query = "SELECT seq, at, v, event FROM records WHERE run = ? "
+    def records(self, run: str, *, host: str | None = None, after: int = 0) -> Iterator[Record]:
+        """Tell the records of a run, oldest first; with `host`, those of it and of the run itself; those
+        that come `after` a number."""
+        query = "SELECT seq, at, v, event FROM records WHERE run = ? AND seq > ? "
         query += "AND (host IS NULL OR host = ?) ORDER BY seq" if host is not None else "ORDER BY seq"
-        for seq, at, v, text in self._ask(query, (run, host) if host is not None else (run,)):
+        values = (run, after) if host is None else (run, after, host)
+        for seq, at, v, text in self._ask(query, values):
             try:
                 event = EVENT.validate_json(text)
             except ValueError as error:

@@ -63,6 +63,8 @@ class Manner:
     yes: bool = False
     yes_hosts: int | None = None
     detailed_exit: bool = False
+    detach: bool = False
+    """The run goes on in a process of its own."""
     out: Path | None = None
     """Where the plan of a dry run is saved."""
 
@@ -85,6 +87,10 @@ def carry_out(request: Request, manner: Manner) -> int:
         yes_hosts=manner.yes_hosts,
         above=above,
     )
+    if manner.detach:
+        from fleetfix.cli.detached import begin
+
+        return begin(request, manner, ask_above=above if asked else None)
     with Journal.open(state_dir()) as journal, journal.drive(request.run):
         if not request.dry:
             refuse_while_tripped(journal, request.inventory)

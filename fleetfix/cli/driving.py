@@ -6,7 +6,7 @@ from fleetfix.cli import consent
 from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
 from fleetfix.engine.context import Choice
-from fleetfix.engine.fleetrun import Interrupts, Request, resume_fleet, run_fleet
+from fleetfix.engine.fleetrun import Consent, Interrupts, Request, resume_fleet, run_fleet
 from fleetfix.hostset import HostSet
 from fleetfix.journal import Journal
 from fleetfix.recorder import Recorder
@@ -20,12 +20,16 @@ async def drive(
     journal: Journal,
     show: Show,
     *,
-    ask_above: int | None,
+    ask_above: int | None = None,
+    consented: Consent | None = None,
     detailed_exit: bool = False,
     known: RunState | None = None,
 ) -> RunState:
-    """Run it; with `known` take it up again from there. With `ask_above` the operator is asked once the
-    plan is known."""
+    """Run it; with `known` take it up again from there.
+
+    With `ask_above` the operator is asked at this terminal once the plan is known; `consented` asks in
+    another way.
+    """
     interrupts = Interrupts()
     seq = journal.last_seq(request.run)
     recorder = Recorder(request.run, journal, show.views(), state=known, seq=seq)
@@ -49,7 +53,8 @@ async def drive(
         show.answered(said is not None)
         return said or "leave"
 
-    consented = None if ask_above is None else ask
+    if ask_above is not None:
+        consented = ask
     with heard(interrupts.interrupt):
         async with show.kept_fresh():
             if known is not None:

@@ -25,6 +25,7 @@ from fleetfix.cli import (
     rollback,
     run_playbook,
     unfinished,
+    watching,
 )
 from fleetfix.cli.command import Command
 
@@ -48,6 +49,8 @@ app.command("resume", cls=Command)(unfinished.resume)
 app.command("rollback", cls=Command)(rollback.rollback)
 app.command("commit", cls=Command)(unfinished.commit)
 app.command("release", cls=Command)(unfinished.release)
+app.command("watch", cls=Command)(watching.watch)
+app.command("stop", cls=Command)(watching.stop)
 app.command("runs", cls=Command)(history.runs)
 app.command("show", cls=Command)(history.show)
 app.command("report", cls=Command)(history.report)

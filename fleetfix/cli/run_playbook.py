@@ -37,6 +37,9 @@ def run(
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Go on without this terminal; `fleetfix watch` follows it.")
+    ] = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
@@ -63,7 +66,14 @@ def run(
             dry=dry_run,
             reason=reason,
         ),
-        Manner(diff=diff, json=json, plain=progress.plain, yes=yes, yes_hosts=yes_hosts),
+        Manner(
+            diff=diff,
+            json=json,
+            plain=progress.plain,
+            yes=yes,
+            yes_hosts=yes_hosts,
+            detach=detach,
+        ),
     )
 
 

@@ -1,0 +1,100 @@
+"""Follow a run by its journal, whoever drives it, and tell its driver to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from fleetfix.cli.show import Show
+from fleetfix.cli.state_dir import state_dir
+from fleetfix.errors import UsageError
+from fleetfix.journal import Journal
+from fleetfix.recorder import View
+from fleetfix.state import RunState, after
+from fleetfix.views.fit import fit
+from fleetfix.views.summary import unfinished_text
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks into the journal."""
+
+LEFT_MIDWAY = 2
+"""The exit code of a watch whose run has lost its controller."""
+
+
+class Follower:
+    """Reads a run from the journal, record by record, and shows each to the views."""
+
+    def __init__(self, journal: Journal, run: str, views: tuple[View, ...]) -> None:
+        self.state = RunState(run=run)
+        self._journal = journal
+        self._run = run
+        self._views = views
+        self._seq = 0
+
+    def catch_up(self) -> None:
+        """Take in what is there."""
+        for record in self._journal.records(self._run, after=self._seq):
+            self._seq = record.seq
+            self.state = after(self.state, record)
+            for view in self._views:
+                view.see(record, self.state)
+
+    async def until(self, over: Callable[[], bool]) -> RunState:
+        """Follow until it is over, and take in all that came up to then."""
+        while True:
+            # Asked before the journal is read: what came last is read all the same.
+            last = over()
+            self.catch_up()
+            if last:
+                return self.state
+            await asyncio.sleep(LOOK_EVERY)
+
+
+def watch(text: str, *, plain: bool, json: bool) -> int:
+    """Follow a run to its end; returns its exit code."""
+    with Journal.open(state_dir()) as journal:
+        run = journal.find(text)
+        show = Show(json=json, plain=plain)
+        follower = Follower(journal, run, show.views())
+        try:
+            state = asyncio.run(_watch(follower, show, lambda: not journal.driven(run)))
+        except KeyboardInterrupt:
+            show.close()
+            print(f"the run goes on: fleetfix watch {run}, fleetfix stop {run}", file=sys.stderr)
+            return 130
+        finally:
+            show.close()
+    if state.exit is not None or state.rolled_back_exit is not None:
+        return show.end(state)
+    if not json:
+        print(fit(unfinished_text(state), sys.stdout))
+    return LEFT_MIDWAY
+
+
+async def _watch(follower: Follower, show: Show, over: Callable[[], bool]) -> RunState:
+    async with show.kept_fresh():
+        return await follower.until(over)
+
+
+def stop(text: str) -> None:
+    """Interrupt the process that drives a run."""
+    with Journal.open(state_dir()) as journal:
+        run = journal.find(text)
+        process = journal.driver(run)
+        if process is None:
+            raise UsageError(f"no process of this machine drives run {run}", hint=f"fleetfix show {run}")
+    try:
+        os.kill(process, signal.SIGINT)
+    except PermissionError:
+        raise UsageError(
+            f"run {run} is driven by process {process} of another user", hint="ask that user, or be root"
+        ) from None
+    except ProcessLookupError:
+        raise UsageError(f"run {run} has just ended", hint=f"fleetfix show {run}") from None
+    print(
+        f"process {process} is told to stop: hosts at work go to a safe point, no other is started;"
+        f" once more to cancel at once; fleetfix watch {run} follows it"
+    )
