@@ -20,6 +20,25 @@ Replies = tuple[Completed, ...]
 Probe = Generator[Reads, Replies, Facts]
 
 
+class Span(Value):
+    """A job that runs on several hosts at once, as one of them shows it.
+
+    `at` is where its launchers meet, `host:port`; equal on all of its hosts, as `id` is.
+    """
+
+    id: str
+    at: str
+    nodes: int
+    node: int | None = None
+    by: str = "torchrun"
+
+    @property
+    def name(self) -> str:
+        """What people know it by."""
+        named = self.id if self.id not in ("", "none") else ""
+        return f"{named} ({self.at})" if named and self.at else named or self.at or "a job"
+
+
 class Plan(Value):
     """What would be done to reach the goal: nothing when `changes` is empty.
 
@@ -30,6 +49,8 @@ class Plan(Value):
     changes: tuple[Change, ...] = ()
     blocked: str | None = None
     notes: tuple[str, ...] = ()
+    spans: tuple[Span, ...] = ()
+    """The jobs this is about that run on other hosts too: what is done here, they suffer there."""
 
 
 class Measurement(Value):

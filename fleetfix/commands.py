@@ -91,6 +91,17 @@ class Read(Call):
     """A call of a function that its module marks read-only; the host refuses any other."""
 
 
+class Folder(Value):
+    """A folder that a change alters, and the file system it lies on."""
+
+    path: str
+    filesystem: str = ""
+    source: str = ""
+    """What is mounted there, e.g. `nas01:/export`; two hosts that mount one source share it."""
+    inside: str = ""
+    """The folder's path within that."""
+
+
 class Change(Value):
     """One thing to do on a host, how to undo it, and what it risks.
 
@@ -119,6 +130,12 @@ class Change(Value):
     """Bytes that this change brings to the host."""
     waits: bool = False
     """Its time passes in waiting on the host, for a grace, say: another host is talked to meanwhile."""
+    folders: tuple[Folder, ...] = ()
+    """What it alters that other hosts may have mounted too: where they have, it is made once for all."""
+    together: bool = False
+    """In a cohort, made by all members at one moment: a job that spans hosts is started on all or none."""
+    prepare: Change | None = None
+    """What each member of a cohort makes before any of them makes this one."""
 
     def announces(self) -> frozenset[str]:
         """The items that a plan holding this change has announced."""

@@ -38,6 +38,7 @@ FailureKind = Literal[
     "in_doubt",  # nothing tells whether, or how far, it was done
     "stale_plan",  # the host is no longer as the plan said
     "blocked",  # the host says why nothing may be done
+    "cohort",  # another member of its cohort did not go on
     "cancelled",  # ended because the operator asked for it
     "bug",  # fleetfix broke a promise of its own
 ]

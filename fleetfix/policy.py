@@ -111,5 +111,7 @@ class Policy(Value):
     at work until they end."""
     soak: Seconds = 0.0
     """Seconds between one batch and the next."""
+    cohort: Literal["job", "none"] = "job"
+    """Hosts that train one job, or share what is changed, go as one; with `none` they are blocked."""
     on_unproven: Literal["halt", "count"] = "halt"
     """A host that is mended and sound, but not proven fast, halts the run or counts as a failure."""

@@ -59,6 +59,8 @@ class Controls(Value):
     whose evidence cannot be had does not begin; best_effort is light, and goes on with what there is.
     null is light before a change that nothing brings back, and none before others."""
     barrier: bool = False
+    """In a cohort (hosts that train one job): a step of all where it is one of any, begun when all have
+    come to it and left when all are through."""
 
 
 class Step(Controls):

@@ -115,14 +115,18 @@ class CompileCaches(Action[CacheFacts]):
         dead = self._dead_locks(facts, () if nested else condemned)
         # A lock hurts the next start and not the job that runs: it alone is no reason to stop one.
         if facts.job is None or foreseen or condemned:
-            changes += [_unlock(lock, facts.whose) for lock in dead]
+            changes += [_unlock(lock, found, facts.whose) for lock, found in dead]
             return Plan(changes=tuple(changes), notes=tuple(self._notes(facts)))
-        return Plan(changes=tuple(changes), notes=(*self._notes(facts), *map(_lock_note, dead)))
+        return Plan(
+            changes=tuple(changes), notes=(*self._notes(facts), *(_lock_note(lock) for lock, _ in dead))
+        )
 
-    def _dead_locks(self, facts: CacheFacts, condemned: Sequence[tuple[Found, str]]) -> list[str]:
+    def _dead_locks(
+        self, facts: CacheFacts, condemned: Sequence[tuple[Found, str]]
+    ) -> list[tuple[str, Found]]:
         chosen = [found.real for found, _ in condemned]
         return [
-            lock
+            (lock, found)
             for found in facts.found
             if caches.refusal(found, facts.whose) is None
             for lock in found.locks
@@ -171,10 +175,11 @@ def _set_aside(found: Found, why: str, whose: Whose) -> Change:
         commit=(Call(function="aside.drop", args=args, timeout=600.0),),
         risk="reversible",
         alters=("caches",),
+        folders=(found.folder,) if found.folder else (),
     )
 
 
-def _unlock(lock: str, whose: Whose) -> Change:
+def _unlock(lock: str, found: Found, whose: Whose) -> Change:
     args = {"path": lock, "uid": whose.uid}
     return Change(
         key=f"lock:{lock}",
@@ -186,6 +191,7 @@ def _unlock(lock: str, whose: Whose) -> Change:
         commit=(Call(function="aside.drop", args=args, timeout=60.0),),
         risk="reversible",
         alters=("caches",),
+        folders=(found.folder,) if found.folder else (),
     )
 
 

@@ -69,6 +69,7 @@ class CudaWheels(Action[WheelFacts]):
             commit=(Call(function="wheels.settle", timeout=300.0),),
             risk="reversible",
             alters=("environment",),
+            folders=facts.audit.env.folders if facts.audit.env else (),
         )
 
 

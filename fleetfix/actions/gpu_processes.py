@@ -97,9 +97,10 @@ class GpuProcesses(Action[ProcessFacts]):
             else processes.sort_out(facts.found, facts.environment, facts.owner)
         )
         blocked = decided.blocked or self._in_the_way(facts) if decided.targets else None
+        spans = tuple(job.span for job in decided.targets if job.span is not None)
         if blocked or not decided.targets:
-            return Plan(blocked=blocked, notes=decided.notes)
-        return Plan(changes=(self._stop(decided.targets),), notes=decided.notes)
+            return Plan(blocked=blocked, notes=decided.notes, spans=spans)
+        return Plan(changes=(self._stop(decided.targets),), notes=decided.notes, spans=spans)
 
     def _in_the_way(self, facts: ProcessFacts) -> str | None:
         if facts.nothing_starts:
@@ -126,7 +127,23 @@ class GpuProcesses(Action[ProcessFacts]):
             alters=("job",),
             job="stops",
             waits=True,
+            together=True,
+            prepare=_capture(names, asked),
         )
+
+
+def _capture(names: list[str], asked: list[dict[str, int]]) -> Change:
+    """Of a job that spans hosts the first that is stopped takes the others with it: all are captured
+    before that."""
+    return Change(
+        key=f"stop:{'+'.join(names)}",
+        summary=f"capture how {', '.join(names)} runs",
+        after="captured, so that it can be started exactly as it ran",
+        do=(Call(function="relaunch.prepare", args={"targets": asked}, timeout=AFTER_GRACE),),
+        undo=(Call(function="relaunch.unprepare", timeout=180.0),),
+        commit=(Call(function="relaunch.forget"),),
+        risk="reversible",
+    )
 
 
 def _announced(targets: tuple[GpuJob, ...]) -> tuple[str, ...]:

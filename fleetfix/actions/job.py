@@ -204,6 +204,7 @@ class Job(Action[JobFacts]):
             risk="compensable",
             alters=("job",),
             job="starts",
+            together=True,
         )
 
 

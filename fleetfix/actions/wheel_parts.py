@@ -135,6 +135,7 @@ class WheelParts(Action[WheelFacts]):
             risk="reversible",
             alters=("parts",),
             fetch_bytes=size,
+            folders=facts.audit.env.folders if facts.audit.env else (),
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from fleetfix.cli import conduct
 from fleetfix.cli.places import load_inventory
 from fleetfix.cli.whole_file import read_whole
+from fleetfix.cohorts import neighbours
 from fleetfix.engine.fleetrun import Request
 from fleetfix.errors import PlanError
 from fleetfix.events import RunStarted
@@ -54,10 +55,11 @@ def _request(plan: SavedPlan, file: str, reason: str) -> Request:
         operator=conduct.operator(),
         controller=socket.gethostname(),
         reason=reason,
+        others=neighbours(inventory.hosts.values(), hosts),
+        machine=conduct.machine(),
         expected=plan.expected(),
         boots=plan.boots,
         plan=plan.run,
-        machine=conduct.machine(),
     )
 
 

@@ -21,6 +21,7 @@ from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.cli.tripped import refuse_while_tripped
 from fleetfix.cli.whole_file import require_place, write_whole
+from fleetfix.cohorts import neighbours
 from fleetfix.commands import Json
 from fleetfix.engine.fleetrun import Request
 from fleetfix.errors import DocumentError, PlaybookError, UsageError
@@ -139,6 +140,7 @@ def prepare(order: Order) -> Request:
         operator=operator(),
         controller=socket.gethostname(),
         reason=order.reason,
+        others=neighbours(inventory.hosts.values(), hosts),
         machine=machine(),
     )
 

@@ -108,6 +108,7 @@ async def _roll_back(
             started.playbook,
             hosts,
             recorder,
+            known=known,
             operator=operator(),
             controller=socket.gethostname(),
             reason=order.reason,

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fleetfix.commands import Value
-from fleetfix.domain.file_systems import SHARED_FILE_SYSTEMS
+from fleetfix.commands import Folder, Value
 
 Tool = Literal["compiler", "setuptools"]
 
@@ -206,7 +205,8 @@ class Found(Value):
     owner_name: str = ""
     mount: str | None = None
     """A mount point at the path or below it."""
-    filesystem: str = ""
+    folder: Folder | None = None
+    """Where it lies."""
     movable: bool = True
     """Whether the job's user may rename it where it is."""
     files: int = 0
@@ -293,8 +293,6 @@ def _refused_by_nature(found: Found, whose: Whose) -> str | None:
         return f"{where} is not a folder"
     if found.mount is not None:
         return f"{where}: {found.mount} is a mount point"
-    if found.filesystem in SHARED_FILE_SYSTEMS:
-        return f"{where} is on {found.filesystem}, which other hosts may use too"
     if found.owner != whose.uid:
         return f"{where} belongs to {found.owner_name}, not to {whose.name}"
     if not found.movable:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fleetfix.commands import Value
-from fleetfix.domain.file_systems import SHARED_FILE_SYSTEMS
 from fleetfix.domain.requirements import normal
 from fleetfix.domain.wheels import BY_NAME, Audit, Cuda, Dist, Evidence, classify
 
@@ -47,8 +46,7 @@ def cure(audit: Audit, keep: Cuda, purge: Iterable[str] = ()) -> Cure:
     stays = {info: f"{audit_label(audit, info)} stays: {why}" for info, why in sorted(reasons.items())}
     lost = _found_and_left(audit, staying, mend, going)
     return Cure(
-        blocked=(_shared(audit) if going or mend else None)
-        or _must_choose(audit, going, reasons, keep)
+        blocked=_must_choose(audit, going, reasons, keep)
         or _unprovable(going.values())
         or _without_record(staying, keep),
         remove=tuple(going.values()),
@@ -90,17 +88,6 @@ def _no_place(audit: Audit) -> str | None:
         return f"{audit.env.path}: {advice.get(audit.env.kind, 'it is no virtual environment')}"
     if not audit.rights:
         return f"{audit.env.path} belongs to {audit.env.user or audit.env.uid} (use become: true)"
-    return None
-
-
-def _shared(audit: Audit) -> str | None:
-    """Several hosts would mend, and hold, one and the same file at the same time."""
-    for kind in audit.env.filesystems if audit.env else ():
-        if kind in SHARED_FILE_SYSTEMS and audit.env:
-            return (
-                f"{audit.env.path} is on {kind}, which other hosts may use too: "
-                "stop their jobs and mend it by hand, once, for all of them"
-            )
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from os.path import basename
 
+from fleetfix.action import Span
 from fleetfix.commands import Value
 from fleetfix.domain.masking import masked
 
@@ -45,6 +46,8 @@ class GpuJob(Value):
     """World size, where this is a worker with no agent (torchrun) above it."""
     uv_run: str | None = None
     runner: bool = False
+    span: Span | None = None
+    """Where it runs on other hosts too."""
 
     @property
     def command(self) -> str:
@@ -166,6 +169,8 @@ def _unrepeatable(targets: Sequence[GpuJob]) -> Iterator[str]:
         if job.rank_of is not None and job.rank_of > 1:
             size = job.rank_of
             yield f"{job} could not be started again: no agent is above it, and {size} workers need one"
+        if job.span is not None and job.span.by != "torchrun":
+            yield f"{job} runs on {job.span.nodes} hosts by {job.span.by}: end it where it was started"
         if job.uv_run:
             yield f"{job} runs by `{job.uv_run}`, which installs its lock file again: add --no-sync to it"
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fleetfix.commands import Json, Value
+from fleetfix.commands import Folder, Json, Value
 from fleetfix.domain.requirements import Requirement, normal, requirement
 
 Cuda = Literal["12", "13"]
@@ -128,8 +128,8 @@ class Place(Value):
     """The live jobs that map it, e.g. `job 4211 of alice`."""
     others: tuple[str, ...] = ()
     """Processes that use it and are no part of a GPU job, e.g. `alice's python (pid 12)`."""
-    filesystems: tuple[str, ...] = ()
-    """The types of the file systems that it lies on."""
+    folders: tuple[Folder, ...] = ()
+    """Where it lies: its own folder, and what is mounted below it."""
 
 
 class Audit(Value):

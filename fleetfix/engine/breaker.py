@@ -51,7 +51,7 @@ def signature_of(host: HostState) -> Signature | None:
     done = host.finished
     if done is None or not host.started or done.outcome in GOOD or done.failure is None:
         return None
-    if done.failure.kind in NO_WAY_IN | {"cancelled"}:
+    if done.failure.kind in NO_WAY_IN | {"cancelled", "cohort"}:
         return None
     return done.step, done.failure.kind, normalised(done.failure.message, host.name)
 
@@ -70,11 +70,19 @@ def _rollback_failed(hosts: Iterable[HostState]) -> str | None:
 
 def _lost(hosts: Iterable[HostState]) -> str | None:
     lost = HostSet(
-        host.name for host in hosts if host.outcome == "rollback_pending" and not host.lost_by_controller
+        host.name
+        for host in hosts
+        if host.outcome == "rollback_pending" and not host.lost_by_controller and not _waits(host)
     )
     if len(lost) < LOST_AFTER_A_CHANGE:
         return None
     return f"{len(lost)} hosts were lost after a change: {lost}"
+
+
+def _waits(host: HostState) -> bool:
+    """Whether a host waits for another of its cohort: it is not lost itself."""
+    done = host.finished
+    return done is not None and done.failure is not None and done.failure.kind == "cohort"
 
 
 def _alike(hosts: Iterable[HostState]) -> str | None:

@@ -41,6 +41,8 @@ class Request:
     """The boot ids that the saved plan saw, by host."""
     plan: str = ""
     """The dry run that the saved plan came from."""
+    others: tuple[Host, ...] = ()
+    """Hosts of the inventory that are not in this run, and may be tied to some that are."""
     machine: str = ""
     """The controller's own machine, as events name one; empty where it does not know."""
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from fleetfix.action import Check
+from fleetfix.engine.member import Member
 from fleetfix.engine.outcomes import Phase, outcome_of
 from fleetfix.engine.phases import StepEnd
 from fleetfix.engine.rollback import WentBack, undo_all, verify_as_before
@@ -37,12 +38,18 @@ class Ends:
         await self._end_session(outcome, commit=False)
         return self.finish(outcome, end.reason, end.failure, step.id)
 
-    async def failed(self, step: Step, end: StepEnd, first: tuple[Step, StepEnd]) -> None:
-        """A step failed for good; the first failure of the host is what it is remembered by."""
+    async def failed(
+        self, step: Step, end: StepEnd, first: tuple[Step, StepEnd], *, back: bool | None = None
+    ) -> None:
+        """A step failed for good; the first failure of the host is what it is remembered by.
+
+        `back` says whether it is undone, whatever the step says.
+        """
         failure = first[1].failure or Failure(kind="command", message=first[1].reason)
         if end.failure is not None and end.failure.kind == "in_doubt":
             return await self._in_doubt(end.failure, step)
-        if step.on_failure == "rollback" and self.visit.state.changes:
+        undo = step.on_failure == "rollback" if back is None else back
+        if undo and self.visit.state.changes:
             return await self.roll_back(failure, first[0].id)
         outcome: Outcome = "failed"
         if not self.visit.state.changes and end.result == "blocked":
@@ -69,13 +76,27 @@ class Ends:
         recorder, host = visit.context.recorder, visit.host.name
         recorder.record(RollbackStarted(host=host, reason=failure.message))
         await recorder.durable()
-        went = await undo_all(visit.line.session, host, recorder)
+        if visit.member is None:
+            went = await undo_all(visit.line.session, host, recorder)
+        else:
+            went = await self._undo_with_others(visit.member)
         await visit.see_whether_the_job_runs()
         if went.outcome == "rolled_back":
-            went.errors += await verify_as_before(visit.context, visit.line, host, visit.steps)
+            wanted = frozenset() if visit.member is None else visit.member.joint.wanted
+            went.errors += await verify_as_before(visit.context, visit.line, host, visit.steps, wanted)
         recorder.record(went.finished(host))
-        await self._end_session(went.outcome, commit=False, keep_claim=bool(went.errors) or None)
+        await self._end_session(went.outcome, commit=False, keep_claim=went.open or None)
         return self.finish(went.outcome, _and_back(failure, went), failure, step)
+
+    async def _undo_with_others(self, member: Member) -> WentBack:
+        """Undo step by step with the other members of the cohort; all are started again at one moment."""
+
+        async def in_turn(step: str, starts_job: bool) -> Failure | None:
+            return await member.back(step, starts_job=starts_job)
+
+        visit = self.visit
+        async with member.without_slot():
+            return await undo_all(visit.line.session, visit.host.name, visit.context.recorder, in_turn)
 
     def lost(self, failure: Failure) -> None:
         """The session broke and did not come back while the host was being mended."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
+from fleetfix.engine.assembly import assemble
 from fleetfix.engine.context import Choice, RunContext
 from fleetfix.engine.hostrun import HostRun
+from fleetfix.engine.joint import Joint
 from fleetfix.engine.network import GIVEN_UP_AFTER, Loss
 from fleetfix.engine.rollout import Finish, Halt, Start, Trip, Wait, decide, surveying, to_begin
+from fleetfix.engine.unit import Unit
 from fleetfix.errors import Failure, JournalError
 from fleetfix.events import (
     BreakerTripped,
@@ -53,6 +56,8 @@ class Fleet:
         self._ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
         self._seen_interrupts = 0
         self._surveyed = False
+        self._joints: dict[str, Joint] = {}
+        """The joint plan of each host that is in a cohort."""
         self._begun: set[str] = set()
         """The hosts whose turn has come, also those that still wait for a slot."""
         self._seen_network = 0
@@ -78,6 +83,7 @@ class Fleet:
         while True:
             if not self._surveyed and not surveying(recorder.state):
                 self._surveyed = True
+                self._joints = await assemble(self._context, self._runs)
                 self._settle_survey()
             decision = decide(recorder.state, policy)
             match decision:
@@ -131,9 +137,21 @@ class Fleet:
             names = tuple(name for name in names if not state.hosts[name].started)
         elif names and not await self._consented():
             return
+        self._join(names)
         for name in names:
             self._begun.add(name)
             self._begin(name, self._runs[name].mend())
+
+    def _join(self, names: Iterable[str]) -> None:
+        """Let the members of a cohort that are begun now know of one another."""
+        cohorts: dict[str, list[str]] = {}
+        for name in names:
+            if name in self._joints:
+                cohorts.setdefault(self._joints[name].cohort.name, []).append(name)
+        for members in cohorts.values():
+            unit = Unit(tuple(members), self._context.slots)
+            for name in members if len(members) > 1 else ():
+                self._runs[name].join(unit, self._joints[name])
 
     async def _start(self, wave: Start) -> None:
         recorder, policy = self._context.recorder, self._context.request.policy

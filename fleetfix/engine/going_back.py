@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from fleetfix.commands import Json
 from fleetfix.engine.breaker import rollback_failed
-from fleetfix.engine.context import OpenSession
+from fleetfix.engine.company import Company
+from fleetfix.engine.context import OpenSession, Slots
 from fleetfix.engine.rollback import undo_all
 from fleetfix.errors import NO_WAY_IN, Failure, HostError, JournalError
 from fleetfix.events import (
@@ -19,6 +21,7 @@ from fleetfix.events import (
     RollbackStarted,
     RunRolledBack,
 )
+from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
 from fleetfix.session import Purpose, open_session
@@ -37,17 +40,27 @@ async def roll_back(
     controller: str,
     reason: str = "",
     forks: int = 64,
+    known: RunState | None = None,
     opener: OpenSession = open_session,
 ) -> RunState:
-    """Undo a run on these hosts, by what the hosts themselves recorded; needs no playbook."""
+    """Undo a run on these hosts, by what the hosts themselves recorded; needs no playbook.
+
+    `known` is the run as the journal knows it: which hosts went together. Else the hosts tell.
+    """
     purpose = Purpose(
         run=run, playbook=playbook, dry=False, operator=operator, controller=controller, reason=reason
     )
-    slots = asyncio.Semaphore(forks)
+    slots = Slots(forks)
+    names = frozenset(host.name for host in hosts)
+    company = Company(known or RunState(), lambda: recorder.state, names, slots)
 
     async def one(host: Host) -> None:
-        async with slots:
-            await _roll_back_host(host, purpose, recorder, opener)
+        async with slots.taken():
+            reached = False
+            try:
+                reached = await _roll_back_host(host, purpose, recorder, opener, company)
+            finally:
+                company.over(host.name, reached=reached)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -62,7 +75,11 @@ async def roll_back(
     return recorder.state
 
 
-async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, opener: OpenSession) -> None:
+async def _roll_back_host(
+    host: Host, purpose: Purpose, recorder: Recorder, opener: OpenSession, company: Company
+) -> bool:
+    """Whether the host was reached."""
+
     def progress(step: str, text: str) -> None:
         del step, text
 
@@ -77,30 +94,61 @@ async def _roll_back_host(host: Host, purpose: Purpose, recorder: Recorder, open
                 failure=error.failure,
             )
         )
-        return
+        return False
     try:
         info = session.info
         recorder.record(HostConnected(host=host.name, user=info.user, python=info.python))
         if (by := await session.recall("committed")) is not None:
             _refuse_committed(host, by, recorder)
-            return
+            return True
         claimed = any(claim.run == purpose.run for claim in info.claims)
         known = recorder.state.hosts[host.name].changes
         if not claimed and not known and all(past.state == "undone" for past in await session.past()):
             _nothing_to_undo(host, recorder)
-            return
+            return True
+        note = None if company.known else await session.recall("cohort")
+        cohort = company.cohort_of(host.name, note)
+        if absent := company.absent(cohort):
+            _not_without(host, absent, recorder)
+            return True
         # An undo takes the lease itself, also where the host's kill switch refuses everything new.
         recorder.record(RollbackStarted(host=host.name, reason=purpose.reason or "asked for"))
         await recorder.durable()
-        went = await undo_all(session, host.name, recorder)
-        await session.end(went.outcome, keep_claim=bool(went.errors), commit=False)
+        if cohort:
+            in_turn = company.in_turn(host.name, cohort, note, _saying(host, recorder))
+            # What members do at one moment needs no slot: one would wait for another's.
+            async with company.slots.given_back():
+                went = await undo_all(session, host.name, recorder, in_turn)
+        else:
+            went = await undo_all(session, host.name, recorder)
+        await session.end(went.outcome, keep_claim=went.open, commit=False)
         recorder.record(went.finished(host.name))
         _finish_rollback(host, recorder, went.outcome, went.failure)
     except HostError as error:
         lost = error.failure.kind in NO_WAY_IN | {"timed_out"}
         _finish_rollback(host, recorder, "rollback_pending" if lost else "rollback_failed", error.failure)
+        return not lost
     finally:
         await session.close()
+    return True
+
+
+def _saying(host: Host, recorder: Recorder) -> Callable[[str, str], None]:
+    def say(step: str, text: str) -> None:
+        recorder.record(HostSaid(host=host.name, step=step, text=text))
+
+    return say
+
+
+def _not_without(host: Host, absent: HostSet, recorder: Recorder) -> None:
+    """Hosts of a cohort go back together: undone on one of them alone, the job would run on none."""
+    message = f"{absent} is of its cohort and goes back with it: select {absent} too (--hosts)"
+    recorder.record(HostSaid(host=host.name, step="", text=f"left as it is: {message}"))
+    if recorder.state.hosts[host.name].finished is None:
+        failure = Failure(kind="cohort", message=message)
+        recorder.record(
+            HostFinished(host=host.name, outcome="rollback_pending", reason=message, failure=failure)
+        )
 
 
 def _refuse_committed(host: Host, by: Json, recorder: Recorder) -> None:

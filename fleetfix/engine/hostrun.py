@@ -6,25 +6,48 @@ Whatever happens in here, the host ends with exactly one `HostFinished`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from fleetfix.action import Action, Check, Plan
 from fleetfix.commands import Json
 from fleetfix.engine.context import RunContext, SafePoint
 from fleetfix.engine.ends import Ends
+from fleetfix.engine.joint import Joint
+from fleetfix.engine.member import Member
 from fleetfix.engine.phases import StepEnd, StepRun, in_doubt
 from fleetfix.engine.reconcile import FINISHED
+from fleetfix.engine.rollback import steps_of
 from fleetfix.engine.rollout import Trip, stops
 from fleetfix.engine.survey import end_dry, survey
+from fleetfix.engine.unit import BarrierBroken, Unit
 from fleetfix.engine.visit import Visit
 from fleetfix.errors import Failure, HostError
-from fleetfix.events import BreakerTripped, HostStarted, RunHalted, StepFinished
+from fleetfix.events import GOOD, BreakerTripped, HostStarted, RunHalted, StepFinished, StepWaited
 from fleetfix.inventory import Host
 from fleetfix.playbook import Step
 from fleetfix.steps import kept as kept_steps
 
 FAILED = ("failed", "unknown", "blocked")
+CHOSEN = {"rollback": "go back", "leave": "stop"}
+
+
+def _passed_over(step: Step, end: StepEnd) -> bool:
+    """Whether the steps go on although this one did not end well."""
+    if _is_of_others(end):
+        return False
+    unproven = isinstance(step.act, Check) and step.act.unproven and not end.unsound
+    return unproven or step.on_failure == "continue"
+
+
+def _is_of_others(end: StepEnd) -> bool:
+    """Whether a step ended because another member of the cohort did not go on."""
+    return end.failure is not None and end.failure.kind == "cohort"
+
+
+def _broken(broken: BarrierBroken) -> StepEnd:
+    """How a step ends that another member of the cohort has broken."""
+    return StepEnd("blocked", str(broken), Failure(kind="cohort", message=str(broken)))
 
 
 class HostRun:
@@ -36,6 +59,20 @@ class HostRun:
         self._context = context
         self._visit = Visit(context, host, steps, resumed=resumed)
         self._ends = Ends(self._visit)
+
+    @property
+    def visit(self) -> Visit:
+        """What the run has in hand on the host."""
+        return self._visit
+
+    def join(self, unit: Unit, joint: Joint) -> None:
+        """Be one of a cohort from now on."""
+        visit = self._visit
+
+        def say(step: str, text: str) -> None:
+            self._context.recorder.record(StepWaited(host=visit.host.name, step=step, reason=text))
+
+        visit.member = Member(unit, joint, visit.host, say)
 
     async def survey(self) -> None:
         """Plan every step before anything changes."""
@@ -64,18 +101,32 @@ class HostRun:
     async def mend(self) -> None:
         """Take the host's turn: every step in order, and back again where that is the way."""
         async with self._turn():
-            if not self._visit.state.started:
-                why_not = self._why_not_begin()
-                while why_not is None and await self._context.network_is_back():
+            with self._membership():
+                if not self._visit.state.started:
                     why_not = self._why_not_begin()
-                if why_not is not None:
-                    return self._ends.finish("not_started", why_not)
-                self._context.recorder.record(HostStarted(host=self._visit.host.name))
-            try:
-                await self._mend()
-            except HostError as error:
-                self._ends.lost(error.failure)
+                    while why_not is None and await self._context.network_is_back():
+                        why_not = self._why_not_begin()
+                    if why_not is not None:
+                        return self._ends.finish("not_started", why_not)
+                    self._context.recorder.record(HostStarted(host=self._visit.host.name))
+                try:
+                    await self._mend()
+                except HostError as error:
+                    self._ends.lost(error.failure)
         return None
+
+    @contextmanager
+    def _membership(self) -> Iterator[None]:
+        """Tell the others of the cohort when the host has ended, whichever way."""
+        visit = self._visit
+        try:
+            yield
+        finally:
+            finished = visit.state.finished
+            if visit.member is not None:
+                well = finished is not None and finished.outcome in (*GOOD, "unproven")
+                why = finished.reason if finished is not None else "it was ended"
+                visit.member.over(why, steps_of(visit.state.changes), well=well)
 
     async def close(self) -> None:
         """Close the session."""
@@ -90,12 +141,17 @@ class HostRun:
             except asyncio.CancelledError:
                 await self._ends.cancelled()
                 raise
-        if self._context.request.dry or not self._visit.is_open:
+        if not self._visit.is_open or (self._context.request.dry and not self._visit.ties):
             await self.close()
 
     def _why_not_begin(self) -> str | None:
-        """Why this host may not be begun any more. Whoever finds that the run is to halt says so."""
-        state = self._context.recorder.state
+        """Why this host may not be begun any more. Whoever finds that the run is to halt says so.
+
+        Of a cohort all are begun where one was: without the others it would go back.
+        """
+        state, member = self._context.recorder.state, self._visit.member
+        if member is not None and member.unit.begun:
+            return None
         stop = stops(state, self._context.request.policy)
         if isinstance(stop, Trip):
             self._context.recorder.record(BreakerTripped(reason=stop.reason))
@@ -103,6 +159,8 @@ class HostRun:
             self._context.recorder.record(RunHalted(reason=stop.reason))
         if state.interrupted:
             return "interrupted"
+        if member is not None and stop is None:
+            member.unit.begun = True
         return None if stop is None else stop.reason
 
     async def _mend(self) -> None:
@@ -115,6 +173,8 @@ class HostRun:
             await session.acquire()
             self._visit.acquired = True
             await session.note("bound", self._bound())
+            if self._visit.member is not None:
+                await session.note("cohort", self._visit.member.note())
         except HostError as error:
             return self._ends.give_up(error.failure, "plan")
         await self._go_through(checks_only=False)
@@ -123,6 +183,8 @@ class HostRun:
     async def _go_on_going_back(self) -> None:
         """Undo what is left to undo; what had gone wrong first stays the host's error."""
         state = self._visit.state
+        if self._visit.member is not None:
+            self._visit.member.fails("it goes back", back=True)
         cut_short = Failure(kind="cancelled", message="the run was cut short while it went back here")
         await self._ends.roll_back(state.first_failure or cut_short, state.step)
 
@@ -152,25 +214,63 @@ class HostRun:
         kept: tuple[Step, StepEnd] | None = None
         anew = False
         for step in self._visit.steps:
-            if not self._its_turn(step, checks_only) or (not anew and self._had_its_turn(step)):
-                continue
-            end = await self._to_its_end(step)
+            end = await self._pass(step, checks_only, anew=anew)
             if end is None:
                 return None
             anew = anew or (end.result == "changed" and isinstance(step.act, Action))
             if end.result not in FAILED:
                 continue
             kept = kept or (step, end)
-            if isinstance(step.act, Check) and step.act.unproven and not end.unsound:
-                continue
-            if step.on_failure != "continue":
-                return await self._ends.failed(step, end, kept)
+            if not _passed_over(step, end):
+                return await self._fail(step, end, kept)
+        return await self._arrive(kept)
+
+    async def _pass(self, step: Step, checks_only: bool, *, anew: bool) -> StepEnd | None:
+        """Take a step where it is the host's turn; in a cohort, with the others.
+
+        None where the operator asked to stop, and the host has its end.
+        """
+        member = self._visit.member
+        end: StepEnd | None = StepEnd("skipped")
+        try:
+            if member is not None:
+                await member.enter(step)
+            if self._its_turn(step, checks_only) and (anew or not self._had_its_turn(step)):
+                end = await self._to_its_end(step)
+            gone = end is None or (end.result in FAILED and not _passed_over(step, end))
+            if member is not None and not gone:
+                await member.leave(step)
+        except BarrierBroken as broken:
+            return _broken(broken)
+        return end
+
+    async def _arrive(self, kept: tuple[Step, StepEnd] | None) -> None:
+        """Be through; of a cohort none ends before all are through."""
+        if self._visit.member is not None:
+            try:
+                await self._visit.member.arrive()
+            except BarrierBroken as broken:
+                step, end = self._visit.steps[-1], _broken(broken)
+                return await self._fail(step, end, kept or (step, end))
         return await self._ends.went_through(kept)
+
+    async def _fail(self, step: Step, end: StepEnd, first: tuple[Step, StepEnd]) -> None:
+        """Go no further; of a cohort nobody does, and all go back where one does."""
+        member = self._visit.member
+        if member is None:
+            return await self._ends.failed(step, end, first)
+        back = member.fails(end.reason, back=step.on_failure == "rollback")
+        if not back and _is_of_others(end) and self._context.interrupts.times:
+            return await self._ends.left()
+        return await self._ends.failed(step, end, first, back=back)
 
     def _its_turn(self, step: Step, checks_only: bool) -> bool:
         if step.elsewhere or (checks_only and isinstance(step.act, Action)):
             return False
-        if step.when_changed and not self._visit.has_changed(step.when_changed):
+        if self._visit.member is not None and self._visit.member.skips(step):
+            return False
+        changed = self._visit.anybody_has_changed if step.barrier else self._visit.has_changed
+        if step.when_changed and not changed(step.when_changed):
             return False
         return not (
             step.when_pending and isinstance(step.act, Action) and not self._visit.foreseen[step.id].pending
@@ -202,6 +302,8 @@ class HostRun:
             choice = await self._context.interrupts.chosen()
         if choice == "finish":
             return True
+        if self._visit.member is not None:
+            self._visit.member.fails(f"the operator asked to {CHOSEN[choice]}", back=choice == "rollback")
         if choice == "rollback" and self._visit.state.changes:
             asked = Failure(kind="cancelled", message="the operator asked to go back")
             await self._ends.roll_back(asked, step.id)
@@ -213,12 +315,14 @@ class HostRun:
         began = self._context.clock.now()
         foreseen, line = self._visit.foreseen[step.id], self._visit.line
         announced = foreseen.plan if foreseen.pending else Plan()
-        turn = StepRun(self._context, self._visit.host.name, line, step, announced)
+        turn = StepRun(self._context, self._visit.host.name, line, step, announced, self._visit.member)
         try:
             async with self._context.network.deadline(step.timeout):
                 end = self._spent(step) or await turn.run()
         except TimeoutError:
             end = await self._late(step)
+        except BarrierBroken as broken:
+            end = _broken(broken)
         if end.measured is not None and not end.proven:
             line.before = end.measured
         self._context.recorder.record(

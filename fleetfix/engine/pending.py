@@ -30,22 +30,34 @@ class Foreseen:
     verdict: Verdict | None = None
 
 
+@dataclass(frozen=True)
+class _Said:
+    """What is known of steps beside the facts of the host: see `foresee`."""
+
+    changed: frozenset[str]
+    spent: frozenset[str]
+    wanted: frozenset[str]
+
+
 def foresee(
     steps: Sequence[Step],
     facts: Mapping[str, Any],
     *,
     changed: frozenset[str] = frozenset(),
     spent: frozenset[str] = frozenset(),
+    wanted: frozenset[str] = frozenset(),
 ) -> tuple[Foreseen, ...]:
     """Predict every step from facts by step id. A step without facts is a check not asked yet.
 
     Of a run that is taken up again: `changed` are steps that have changed something already, `spent`
-    those whose one time by their author's word is over.
+    those whose one time by their author's word is over. The conditions of `wanted` steps hold whatever
+    the host itself says: others of its cohort want them.
     """
-    pending = _settle(steps, facts, frozenset(), changed, spent)
+    said = _Said(changed, spent, wanted)
+    pending = _settle(steps, facts, frozenset(), said)
     failing = _failing_checks(steps, facts, pending)
     if failing:
-        pending = _settle(steps, facts, failing, changed, spent)
+        pending = _settle(steps, facts, failing, said)
     plans = _plans(steps, facts, pending)
     return tuple(
         Foreseen(step, step.id in pending, plans[step.id], _verdict(step, steps, facts, pending))
@@ -54,17 +66,13 @@ def foresee(
 
 
 def _settle(
-    steps: Sequence[Step],
-    facts: Mapping[str, Any],
-    failing: frozenset[str],
-    changed: frozenset[str],
-    spent: frozenset[str],
+    steps: Sequence[Step], facts: Mapping[str, Any], failing: frozenset[str], said: _Said
 ) -> frozenset[str]:
-    pending = frozenset(step.id for step in steps) - spent
+    pending = frozenset(step.id for step in steps) - said.spent
     # Plans only shrink when a step they were foreseen from turns out not to be pending.
     for _ in range(len(steps) + 1):
         plans = _plans(steps, facts, pending)
-        found = _pending(steps, plans, failing, changed) - spent
+        found = _pending(steps, plans, failing, said) - said.spent
         if found == pending:
             break
         pending = found
@@ -84,7 +92,7 @@ def _plans(steps: Sequence[Step], facts: Mapping[str, Any], pending: frozenset[s
 
 
 def _pending(
-    steps: Sequence[Step], plans: Mapping[str, Plan], failing: frozenset[str], changed: frozenset[str]
+    steps: Sequence[Step], plans: Mapping[str, Plan], failing: frozenset[str], said: _Said
 ) -> frozenset[str]:
     acts = {step.id: bool(plans[step.id].changes or plans[step.id].blocked) for step in steps}
     acts.update(dict.fromkeys(failing, True))
@@ -95,8 +103,9 @@ def _pending(
         if id not in known:
             known[id] = False  # a step that asks for itself through others is not pending by that
             step = by_id[id]
-            caused = bool(changed & set(step.when_changed)) or _any(step.when_changed, holds)
-            known[id] = acts[id] and caused and _any(step.when_pending, holds)
+            caused = bool(said.changed & set(step.when_changed)) or _any(step.when_changed, holds)
+            own = caused and _any(step.when_pending, holds)
+            known[id] = acts[id] and (own or id in said.wanted)
         return known[id]
 
     return frozenset(step.id for step in steps if holds(step.id))

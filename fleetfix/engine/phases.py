@@ -11,6 +11,7 @@ from fleetfix.commands import RISK_ORDER, Change, Completed
 from fleetfix.engine import evidence
 from fleetfix.engine.context import RunContext, SafePoint
 from fleetfix.engine.line import Line
+from fleetfix.engine.member import SETTLE, Member
 from fleetfix.errors import NO_WAY_IN, Failure, HostError
 from fleetfix.events import (
     ChangeFinished,
@@ -74,6 +75,8 @@ class StepRun:
     line: Line
     step: Step
     announced: Plan
+    member: Member | None = None
+    """The host as one of its cohort."""
 
     async def run(self) -> StepEnd:
         """Run the step with its retries. Raises HostError when the session is lost."""
@@ -121,30 +124,56 @@ class StepRun:
         if not plan.changes:
             # What an attempt that was cut short has done, the journal and the host know.
             earlier = [shown.summary for shown in self._state.changes_of(self.step.id).values()]
-            return StepEnd("changed", "; ".join(earlier)) if earlier else StepEnd("ok")
+            if earlier:
+                return StepEnd("changed", "; ".join(earlier))
+            return self._made_by_another() or StepEnd("ok")
         surprise = unannounced(plan, self.announced)
         if surprise:
             message = f"the host is no longer as planned: {surprise}"
             return StepEnd("failed", message, Failure(kind="stale_plan", message=message))
-        lacking = await evidence.keep_before(self.context, self.line, self.host, self.step, plan)
+        own = plan.model_copy(update={"changes": self._own(plan)})
+        lacking = await evidence.keep_before(self.context, self.line, self.host, self.step, own)
         if lacking is not None:
             return StepEnd("blocked", lacking.message, lacking)
-        failure = await self._apply(action, plan, attempt)
+        failure = await self._apply(action, own, attempt)
         if failure is not None:
             return StepEnd("failed", failure.message, failure)
         return await self._verify(action, plan)
 
+    def _own(self, plan: Plan) -> tuple[Change, ...]:
+        """The changes that this host makes: what is shared, one of its cohort makes for all."""
+        return plan.changes if self.member is None else self.member.own(plan)
+
+    def _made_by_another(self) -> StepEnd | None:
+        """How a step ends that another member of the cohort has done."""
+        makers = "" if self.member is None else self.member.makers(self.announced)
+        return StepEnd("changed", f"made once for all, by {makers}") if makers else None
+
     async def _apply(self, action: AnyAction, plan: Plan, attempt: int) -> Failure | None:
-        for number, change in enumerate(plan.changes):
-            id = f"{self.context.request.run}/{self.step.id}/{attempt}/{number}"
-            completed = await self._change(id, change)
-            # A change in doubt is neither a success nor an error: the verification tells which, where
-            # there is one.
-            if completed.in_doubt and not action.converges:
-                return in_doubt((change.summary,))
-            if not completed.ok and not completed.in_doubt:
-                return _why(change, completed)
+        base, number = f"{self.context.request.run}/{self.step.id}/{attempt}", 0
+        for change in plan.changes:
+            together = self.member is not None and self.member.together(self.step, change)
+            for one in (change.prepare, change) if together else (change,):
+                if one is None:
+                    continue
+                at_once = together and one is change
+                completed = await self._in_turn(f"{base}/{number}", one, together=at_once)
+                number += 1
+                # A change in doubt is neither a success nor an error: the verification tells which,
+                # where there is one.
+                if completed.in_doubt and not action.converges:
+                    return in_doubt((one.summary,))
+                if not completed.ok and not completed.in_doubt:
+                    return _why(one, completed)
         return None
+
+    async def _in_turn(self, id: str, change: Change, *, together: bool) -> Completed:
+        """Make a change; where all of a cohort make it at one moment, when all are ready."""
+        if not together or self.member is None:
+            return await self._change(id, change)
+        await self.member.ready(self.step)
+        # What all do at one moment needs no slot: one would wait for another's, which waits for it.
+        return await self._change(id, change.model_copy(update={"waits": True}))
 
     async def _change(self, id: str, change: Change) -> Completed:
         recorder = self.context.recorder
@@ -182,11 +211,16 @@ class StepRun:
         done = "; ".join(change.summary for change in plan.changes)
         if not action.converges:
             return StepEnd("changed", done)
-        until = self.context.now() + (self.step.within or 0.0)
+        within = self.step.within or 0.0
+        if self.member is not None and self.member.makers(plan):
+            within = max(within, SETTLE)
+        until = self.context.now() + within
         while True:
             left, failure = await self._left(action)
             if failure is None:
                 return StepEnd("changed", done)
+            if self.member is not None:
+                self.member.unit.check()
             if self.context.now() >= until:
                 return StepEnd("failed", left, failure)
             await self._pause(self.step.every)
@@ -214,6 +248,8 @@ class StepRun:
         passes, said = 0, ""
         while True:
             verdict = await self._verdict(check)
+            if self.member is not None and verdict.result != "pass":
+                self.member.unit.check()
             passes = passes + 1 if verdict.result == "pass" else 0
             if verdict.result == "skipped" or passes >= self.step.consecutive:
                 return await self._kept(verdict) or _judged(check, verdict)

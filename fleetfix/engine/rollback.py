@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleetfix.action import Action
@@ -28,30 +28,56 @@ class WentBack:
 
     errors: list[Failure] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    waits: Failure | None = None
+    """Why the rest is not undone now: another host has to be there for it."""
 
     @property
     def outcome(self) -> Outcome:
         """What becomes of the host. Where something cannot be undone, no other try would help."""
         if self.errors:
             return "rollback_failed"
+        if self.waits is not None:
+            return "rollback_pending"
         return "failed" if self.left else "rolled_back"
+
+    @property
+    def open(self) -> bool:
+        """Whether another try is due."""
+        return bool(self.errors) or self.waits is not None
 
     @property
     def failure(self) -> Failure | None:
         """Why the host is not as it was; None where it is."""
         if self.errors:
             return self.errors[0]
+        if self.waits is not None:
+            return self.waits
         if self.left:
             return Failure(kind="command", message=f"cannot be undone: {'; '.join(self.left)}")
         return None
 
     def finished(self, host: str) -> RollbackFinished:
         """The event that ends the way back."""
-        well = self.outcome == "rolled_back"
-        return RollbackFinished(host=host, result="rolled_back" if well else "rollback_failed")
+        match self.outcome:
+            case "rolled_back" | "rollback_pending" as result:
+                return RollbackFinished(host=host, result=result)
+            case _:
+                return RollbackFinished(host=host, result="rollback_failed")
 
 
-async def undo_all(session: Session, host: str, recorder: Recorder) -> WentBack:
+InTurn = Callable[[str, bool], Awaitable[Failure | None]]
+"""(step, whether undoing it starts a job): waits until the other members of the cohort are as far back,
+and says why the step is not to be undone now."""
+
+
+def steps_of(changes: Iterable[str]) -> frozenset[str]:
+    """The steps that made these changes; an id is `RUN/STEP/ATTEMPT/N`."""
+    return frozenset(id.split("/")[-3] for id in changes)
+
+
+async def undo_all(
+    session: Session, host: str, recorder: Recorder, in_turn: InTurn | None = None
+) -> WentBack:
     """Undo what the host's own log says was begun in this run, newest first.
 
     An error is kept and does not stop the rest, with one exception: an undo that is `blocked` has done
@@ -61,9 +87,20 @@ async def undo_all(session: Session, host: str, recorder: Recorder) -> WentBack:
     went = WentBack()
     past = await session.past()
     went.errors += await _lost_records(session, host, past, recorder)
+    known = recorder.state.hosts[host].changes
+    step = ""
     for one in reversed(past):
         if one.state == "undone":
             continue
+        if in_turn is not None and one.step != step:
+            step = one.step
+            # What the journal does not know may have stopped a job.
+            starts = any(
+                known[p.id].job == "stops" if p.id in known else True for p in past if p.step == step
+            )
+            went.waits = await in_turn(step, starts)
+            if went.waits is not None:
+                break
         failure = _cannot(one) or await _undo(session, host, one, recorder)
         _tell(host, one, failure, recorder)
         if _cannot(one):
@@ -128,17 +165,22 @@ def _tell(host: str, past: Past, failure: Failure | None, recorder: Recorder) ->
 
 
 async def verify_as_before(
-    context: RunContext, line: Line, host: str, steps: Sequence[Step]
+    context: RunContext,
+    line: Line,
+    host: str,
+    steps: Sequence[Step],
+    wanted: frozenset[str] = frozenset(),
 ) -> list[Failure]:
     """Plan again, until everything that was to be done before is to be done again.
 
+    `wanted` are the steps that were to be done because others of the cohort needed them.
     Where a plan is blocked now, by a disk that is full, say, there is nothing to compare with: that is
     said, and each undo has looked at its own bytes.
     """
     before = _announced(context.recorder.state.hosts[host])
     until = context.now() + SETTLE
     while True:
-        now = await _plan_again(line, steps)
+        now = await _plan_again(line, steps, wanted)
         missing = _no_longer_planned(before, now)
         if not missing or context.now() >= until:
             break
@@ -154,11 +196,11 @@ async def verify_as_before(
     return [Failure(kind="verify_failed", message=message)]
 
 
-async def _plan_again(line: Line, steps: Sequence[Step]) -> dict[str, Foreseen]:
+async def _plan_again(line: Line, steps: Sequence[Step], wanted: frozenset[str]) -> dict[str, Foreseen]:
     acting = [step for step in steps if isinstance(step.act, Action) and not step.elsewhere]
     facts = await line.ask_all({step.id: step.act.probe() for step in acting})
     known = {id: got for id, got in facts.items() if not isinstance(got, HostError)}
-    return {one.step.id: one for one in foresee(steps, known)}
+    return {one.step.id: one for one in foresee(steps, known, wanted=wanted)}
 
 
 def _announced(host: HostState) -> dict[str, frozenset[str]]:

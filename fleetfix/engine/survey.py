@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fleetfix.action import Action, Check
+from fleetfix.cohorts import ties_of, undeclared, why_undeclared
 from fleetfix.engine.ends import Ends
 from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.engine.phases import shown
@@ -33,14 +36,18 @@ async def survey(visit: Visit, ends: Ends) -> None:
         visit.foreseen[one.step.id] = one
         if not one.step.elsewhere:
             visit.context.recorder.record(step_planned(visit.host.name, one, errors.get(one.step.id)))
-    stands_against = _what_stands_against(visit, errors)
+    visit.ties = ties_of(visit.host, ((one.pending, one.plan) for one in visit.foreseen.values()))
+    visit.facts = known if visit.ties else {}
+    stands_against = what_stands_against(visit, errors)
+    if stands_against is None and not visit.ties:
+        stands_against = stale_since_saved(visit)  # of others it is asked when all are planned together
     if stands_against is not None:
         return ends.not_begun(*stands_against)
     visit.context.recorder.record(HostPlanned(host=visit.host.name, pending=visit.pending))
     return None
 
 
-def _what_stands_against(visit: Visit, errors: dict[str, Failure]) -> tuple[Failure, str] | None:
+def what_stands_against(visit: Visit, errors: Mapping[str, Failure]) -> tuple[Failure, str] | None:
     """Why nothing may be done here, and the step that says so."""
     for step in visit.steps:
         one = visit.foreseen[step.id]
@@ -48,21 +55,22 @@ def _what_stands_against(visit: Visit, errors: dict[str, Failure]) -> tuple[Fail
             return errors[step.id], step.id
         if one.pending and one.plan.blocked:
             return Failure(kind="blocked", message=one.plan.blocked), step.id
-    disabled = visit.line.session.info.disabled
-    if visit.pending and disabled is not None:
-        message = f"fleetfix is switched off on this host: {disabled}"
+        for change in one.plan.changes if one.pending else ():
+            if (folder := undeclared(visit.host, change)) is not None:
+                return Failure(kind="blocked", message=why_undeclared(folder)), step.id
+    if visit.pending and visit.disabled is not None:
+        message = f"fleetfix is switched off on this host: {visit.disabled}"
         return Failure(kind="disabled", message=message, hint="remove /etc/fleetfix/DISABLED there"), ""
-    stale = _stale_since_saved(visit) if visit.pending else None
-    return None if stale is None else (stale, "")
+    return None
 
 
-def _stale_since_saved(visit: Visit) -> Failure | None:
+def stale_since_saved(visit: Visit) -> tuple[Failure, str] | None:
     """Why the host is no longer as the saved plan says that is applied; None where it is, or none is."""
     request, name = visit.context.request, visit.host.name
-    if request.expected is None or visit.state.started:
+    if request.expected is None or visit.state.started or not visit.pending:
         # A host that the run has touched is taken up again: what is left there is less than was planned.
         return None
-    saw, boot = request.boots.get(name, ""), visit.line.session.info.boot_id
+    saw, boot = request.boots.get(name, ""), visit.state.boot_id
     if saw and boot and saw != boot:
         why: str | None = "it was restarted"
     else:
@@ -71,9 +79,8 @@ def _stale_since_saved(visit: Visit) -> Failure | None:
         why = difference(request.expected.get(name, frozenset()), now)
     if why is None:
         return None
-    return Failure(
-        kind="stale_plan", message=f"the host changed since the plan: {why}", hint="plan it anew"
-    )
+    message = f"the host changed since the plan: {why}"
+    return Failure(kind="stale_plan", message=message, hint="plan it anew"), ""
 
 
 def end_dry(visit: Visit, ends: Ends) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fleetfix.action import Action
+from fleetfix.cohorts import Ties
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
+from fleetfix.engine.member import Member
 from fleetfix.engine.network import Watched
 from fleetfix.engine.pending import Foreseen
 from fleetfix.errors import HostError
@@ -26,6 +29,14 @@ class Visit:
     host: Host
     steps: tuple[Step, ...]
     foreseen: dict[str, Foreseen] = field(default_factory=dict)
+    ties: Ties = field(default_factory=Ties)
+    """What ties the host to others."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the survey found, by step id; kept where the host is tied, to plan it again with others."""
+    disabled: str | None = None
+    """The host's own kill switch, as the survey found it."""
+    member: Member | None = None
+    """Its part in a cohort, once it has one."""
     acquired: bool = False
     """Lease and claim were taken: from here on the run may have written to the host."""
     resumed: bool = False
@@ -52,6 +63,7 @@ class Visit:
         session = await self._open()
         self._line = Line(session, self.context.memory)
         info = session.info
+        self.disabled = info.disabled
         self.context.recorder.record(
             HostConnected(
                 host=self.host.name,
@@ -125,6 +137,15 @@ class Visit:
             step.id
             for step in self.steps
             if isinstance(step.act, Action) and not step.act.converges and self.state.changes_of(step.id)
+        )
+
+    def anybody_has_changed(self, steps: Iterable[str]) -> bool:
+        """Whether one of these steps has changed something here, or on another member of its cohort."""
+        hosts = self.context.recorder.state.hosts
+        names = self.member.unit.members if self.member is not None else (self.host.name,)
+        ids = tuple(steps)
+        return any(
+            id in hosts[n].steps and hosts[n].steps[id].result == "changed" for n in names for id in ids
         )
 
     @property

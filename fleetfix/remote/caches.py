@@ -87,11 +87,11 @@ def _look(caches, environ, uid, also, site):
     places = _places(environ, uid)
     wanted = [(entry, *_resolve(entry, environ, places)) for entry in caches]
     wanted += [({"name": "also", "apart": "", "locks": False}, path, "also") for path in also]
-    table = mounts.table()
+    rows = mounts.rows()
     lock_style = _locks_by_presence(site)
     found = []
     for entry, path, by in wanted:
-        one = _measure(entry, path, by, table)
+        one = _measure(entry, path, by, rows)
         if one is not None:
             one["locks"] = one["locks"] if lock_style in (None, True) else []
             if lock_style is None:
@@ -131,7 +131,7 @@ def _resolve(entry, environ, places):
     return entry["default"].format(**places), "default"
 
 
-def _measure(entry, path, by, table):
+def _measure(entry, path, by, rows):
     """What is at a path, or None where nothing is. A relative path is nowhere."""
     if not os.path.isabs(path):
         return None
@@ -151,8 +151,8 @@ def _measure(entry, path, by, table):
         "kind": kind,
         "owner": status.st_uid,
         "owner_name": user_name(status.st_uid),
-        "mount": mounts.within(real, table),
-        "filesystem": mounts.filesystem_of(real, table),
+        "mount": mounts.within(real, [row[:2] for row in rows]),
+        "folder": mounts.folder_of(real, rows),
         "movable": _movable(parent, status),
         "locks": [],
     }

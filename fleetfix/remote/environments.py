@@ -4,6 +4,7 @@ import glob
 import os
 
 from fleetfix.remote import capture, ending, owners, procs
+from fleetfix.remote import users as holders
 from fleetfix.remote.api import Refusal, all_processes, read, user_name
 
 SITES = ("lib/python3*/site-packages", "lib64/python3*/site-packages")
@@ -26,6 +27,15 @@ def resolve(ctx, venv):
 def find(ctx, venv):
     """`resolve`, as a question of the controller."""
     return resolve(ctx, venv)
+
+
+@read
+def users(ctx, path):
+    """Who uses an environment, or any folder, on this host: ["alice's python (pid 12)"]."""
+    who = set(_living(_in_use_now(), path) + others_of(path))
+    for one in holders.of_paths([os.path.realpath(path)])[os.path.realpath(path)]:
+        who.add("%s's %s (pid %d)" % (one["user"], one["name"], one["pid"]))
+    return sorted(who)[:20]
 
 
 def _in_use(ctx):

@@ -5,7 +5,7 @@ import json
 import os
 import stat
 
-from fleetfix.remote import capture, ending, launch, procs, units
+from fleetfix.remote import capture, ending, launch, procs, spans, units
 from fleetfix.remote.api import Refusal, all_processes, descendants, read, stat_of, user_name
 
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -189,6 +189,7 @@ def found(ctx):
     Of each job: pid, start, uid, user, argv (cut), environments, gpus, holders (how many), orphan,
     scheduler, unit, user_unit, inside, supervisor, container, and what stands against starting it again:
     unreadable, cwd_gone, rank_of (workers whose agent is gone), uv_run, runner (it holds this session).
+    span: see `spans.of_job`.
     """
     complete, holders = procs.survey()
     jobs, own = procs.jobs_of(holders), procs.ancestors()
@@ -217,6 +218,7 @@ def _reduced(job, own):
         cwd_gone=(job["cwd"] or "").endswith(" (deleted)"),
         rank_of=rank_of(job, environ or {}),
         uv_run=_uv_run(tree, environ or {}),
+        span=spans.of_job(job),
         runner=any(pid in own for pid, _ in tree),
     )
     return reduced

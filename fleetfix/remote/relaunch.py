@@ -21,15 +21,45 @@ WATCH_RESTORED = 60.0  # seconds that a job brought back by undo may take to sho
 
 
 @write
+def prepare(ctx, targets):
+    """Capture these jobs ([{pid, start}]), durably, and stop nothing.
+
+    For a job that spans hosts: the others' processes end by themselves when one host's are stopped.
+    Refuses with `stale_plan` where one has ended.
+    """
+    found = _targets(targets)
+    if len(found) < len(targets):
+        raise Refusal("stale_plan", "the job ended by itself before it was captured")
+    _refuse_unfit(found)
+    entries = [capture.take(job) for job in found if not job["orphan"]]
+    capture.save(ctx, ctx.step, _merged(ctx, entries), [job["pid"] for job in found if job["orphan"]])
+    return {"captured": [job["pid"] for job in found]}
+
+
+@write
+def unprepare(ctx):
+    """Undo `prepare`: the jobs run, and the capture is dropped. Those of hosts that were stopped took ours
+    along, also where nobody stopped it here."""
+    found = capture.of_step(ctx, ctx.step)
+    return _bring_back(ctx, found["jobs"]) if found else {"started": []}
+
+
+@write
 def stop(ctx, targets, grace):
     """Capture these jobs ([{pid, start}]), then end them with all their processes within `grace` seconds.
 
-    The capture is durable before the first signal. A job of a systemd unit is stopped by its unit.
+    The capture is durable before the first signal. A job of a systemd unit is stopped by its unit. One
+    that was captured before may have ended meanwhile.
     Refuses with `hung` where something cannot be ended, `command` where something starts it again.
     """
     targets = _targets(targets)
-    _refuse_unfit(targets)
-    entries = [capture.take(job) for job in targets if not job["orphan"]]
+    known = {(one["pid"], one["start"]) for one in (capture.of_step(ctx, ctx.step) or {"jobs": []})["jobs"]}
+    _refuse_unfit([job for job in targets if (job["pid"], job["start"]) not in known])
+    entries = [
+        capture.take(job)
+        for job in targets
+        if not job["orphan"] and (job["pid"], job["start"]) not in known
+    ]
     trees = [[job["pid"], job["start"], ending.tree_of(job), job["unit"]] for job in targets]
     own = procs.ancestors()
     if any(pid in own for _, _, tree, _ in trees for pid, _ in tree):
@@ -136,7 +166,11 @@ def restore(ctx):
     _end_all(
         ctx, [one for one in begun["trees"] if any(alive(*member) for member in one[2])], begun["grace"]
     )
-    answer = _start_all(ctx, entries["jobs"], "restore", [], True)
+    return _bring_back(ctx, entries["jobs"])
+
+
+def _bring_back(ctx, entries):
+    answer = _start_all(ctx, entries, "restore", [], True)
     fresh = [one for one in jobs.records(ctx) if one["by"] == "restore" and one["pid"] in answer["started"]]
     _watch(ctx, fresh, WATCH_RESTORED, True)
     forget(ctx)

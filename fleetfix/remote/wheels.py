@@ -35,7 +35,7 @@ def audit(ctx, venv, purge=(), cuda=None):
         return found
     real = [where["path"], *(os.path.realpath(site) for site in where["site"])]
     found["env"]["others"] = environments.others_of(where["path"])[:10]
-    found["env"]["filesystems"] = mounts.kinds_of(real, mounts.table())
+    found["env"]["folders"] = mounts.folders_of(real, mounts.rows())[:8]
     environment = parts.environment_at(ctx, where)
     found.update(examine(environment, {dists.normal(name) for name in purge}))
     found["rights"] = os.geteuid() in (0, where["uid"])

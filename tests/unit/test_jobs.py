@@ -882,6 +882,46 @@ def test_an_agent_that_is_told_the_world_size_is_no_rank(host: GpuHost) -> None:
     assert found["rank_of"] is None
 
 
+def test_a_job_that_was_captured_before_may_end_by_itself_and_is_started_again(host: GpuHost) -> None:
+    pids = ranks(host, 2, SHARD="N")
+    relaunch.prepare(host.context("stop"), [target(pid) for pid in pids])
+    assert sorted(host.marked()) == sorted(pids), "nothing is stopped"
+    asked = [target(pid) for pid in pids]
+    os.kill(pids[0], signal.SIGKILL)
+    host.wait(lambda: host.marked() == [pids[1]])
+    relaunch.stop(host.context("stop"), asked, 2.0)
+    assert host.marked() == []
+    entries = jobs.captured(host.context(), "stop")["jobs"]
+    assert sorted(entry["environ"]["SHARD"] for entry in entries) == ["0", "1"]
+    assert len(relaunch.restore(host.context("stop"))["started"]) == 2
+
+
+def test_a_job_that_ended_before_it_was_captured_is_said(host: GpuHost) -> None:
+    (pid,) = ranks(host, 1)
+    asked = [target(pid)]
+    os.kill(pid, signal.SIGKILL)
+    host.wait(lambda: host.marked() == [])
+    with pytest.raises(Refusal, match="ended by itself before it was captured") as no:
+        relaunch.prepare(host.context("stop"), asked)
+    assert no.value.kind == "stale_plan"
+    assert jobs.captured(host.context(), "stop") is None
+
+
+def test_a_capture_that_nothing_came_of_is_dropped_and_a_job_that_ended_meanwhile_runs_again(
+    host: GpuHost,
+) -> None:
+    (pid,) = ranks(host, 1)
+    relaunch.prepare(host.context("stop"), [target(pid)])
+    relaunch.unprepare(host.context("stop"))
+    assert jobs.captured(host.context(), "stop") is None
+    relaunch.prepare(host.context("stop"), [target(pid)])
+    os.kill(pid, signal.SIGKILL)
+    host.wait(lambda: host.marked() == [])
+    relaunch.unprepare(host.context("stop"))
+    assert len(host.marked()) == 1
+    assert jobs.captured(host.context(), "stop") is None
+
+
 @pytest.mark.parametrize(
     ("line", "steps"),
     [

@@ -485,14 +485,18 @@ def test_an_environment_that_cannot_be_written_blocks_also_where_things_only_go(
         assert host.plan(action).blocked == f"{venv.path} cannot be changed: nothing there can be written"
 
 
-def test_an_environment_on_a_shared_file_system_is_blocked(tmp_path, caches, files, host, monkeypatch):
+def test_a_change_says_on_which_file_systems_the_environment_lies(
+    tmp_path, caches, files, host, monkeypatch
+):
     venv = made("pip", tmp_path, caches, files)
-    own = [("/", "ext4"), (str(venv.path / "lib"), "nfs4")]
-    monkeypatch.setattr(mounts, "table", lambda: own)
+    lib = str(venv.path / "lib")
+    rows = [("/", "ext4", "/dev/sda1", "/"), (lib, "nfs4", "nas01:/export", "/lib")]
+    monkeypatch.setattr(mounts, "rows", lambda: rows)
     for action in actions(venv, files):
-        assert "is on nfs4, which other hosts may use too" in host.plan(action).blocked
-    own[1] = (str(tmp_path / "elsewhere"), "nfs4")
-    assert host.plan(actions(venv, files)[0]).changes
+        folders = host.plan(action).changes[0].folders
+        assert [one.source for one in folders] == ["/dev/sda1", "nas01:/export"]
+        assert folders[0].path == str(venv.path)
+        assert folders[1].path.startswith(lib)
 
 
 def test_listed_names_go_though_somebody_asked_for_them(tmp_path, caches, files, host):

@@ -61,22 +61,6 @@ def test_a_list_of_names_alone_gives_every_package_of_the_other_cuda(pins, count
     assert not any(name.endswith("cu12") for name in gone)
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "fuse.juicefs"])
-def test_what_other_hosts_may_use_too_is_not_mended_from_one(kind):
-    place = PLACE.model_copy(update={"filesystems": ("ext4", kind)})
-    found = cure(audit(*map(dist, WAY_BACK)).model_copy(update={"env": place}), "12")
-    assert found.blocked is not None
-    assert f"is on {kind}, which other hosts may use too" in found.blocked
-    sound = cure(audit(dist("torch==2.9.1")).model_copy(update={"env": place}), "12")
-    assert sound.blocked is None  # nothing is to be done there: nothing is in the way
-
-
-def test_a_file_system_of_the_hosts_own_is_no_obstacle():
-    place = PLACE.model_copy(update={"filesystems": ("ext4", "overlay", "tmpfs", "xfs", "zfs")})
-    found = cure(audit(*map(dist, WAY_BACK)).model_copy(update={"env": place}), "12")
-    assert found.blocked is None
-
-
 def test_the_direction_is_symmetric():
     found = cure(audit(*map(dist, WAY_BACK), cuda="13.0"), "13")
     assert {one.name for one in found.remove} == {

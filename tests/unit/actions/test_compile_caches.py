@@ -72,9 +72,7 @@ def test_a_stale_cache_is_cleared_so_that_undo_brings_it_back() -> None:
 
 
 def test_a_fresh_cache_is_left_alone_and_guards_say_nothing_of_it() -> None:
-    odd = found(
-        newest=FRESH, kind="link", owner=0, filesystem="nfs", users=(User(pid=1, name="x", user="y"),)
-    )
+    odd = found(newest=FRESH, kind="link", owner=0, users=(User(pid=1, name="x", user="y"),))
     assert CompileCaches().plan(facts(odd)) == Plan()
 
 
@@ -102,7 +100,6 @@ def test_the_job_that_this_run_stops_may_use_the_cache() -> None:
     ("cache", "says"),
     [
         (found(users=(User(pid=9, name="python", user="bob"),)), "in use by bob's python (pid 9)"),
-        (found(filesystem="nfs4"), "nfs4"),
         (found(kind="link"), "symbolic link"),
         (found("/home/alice", "also"), "home folder"),
         (found(owner=0, owner_name="root"), "belongs to root"),

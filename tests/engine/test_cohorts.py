@@ -1,0 +1,436 @@
+"""Hosts that train one job: stopped, mended and started as one, or left as they were, all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+
+from fleetfix.action import Action, Plan, Planned, Probe, Span
+from fleetfix.commands import Call, Change, Json, Read
+from fleetfix.engine.context import Interrupts
+from fleetfix.engine.going_back import roll_back
+from fleetfix.errors import Failure, HostError
+from fleetfix.policy import Policy, Share
+from fleetfix.recorder import Recorder
+from fleetfix.state import HostState, RunState, fold
+from fleetfix.transports.scripted import Fleet, ScriptedHost
+from tests.engine.toys import Lit, Shelf, Switch, play, request, step
+
+ALL_MAY_FAIL = Policy(canary=0, batch=(Share.parse("100%"),), max_unreachable=Share.parse("100%"))
+
+
+class Stop(Action[Any]):
+    """The job of the host is stopped, so that it can be started again."""
+
+    kind: ClassVar[str] = "stop"
+    modules: ClassVar[tuple[str, ...]] = ()
+    nodes: int = 2
+
+    def probe(self) -> Probe[Any]:
+        (reply,) = yield (Read(function="toy.get", args={"name": "job"}),)
+        return reply.value
+
+    def plan(self, facts: Any) -> Plan:
+        spans = (Span(id="llama", at="gpu01:1", nodes=self.nodes),) if self.nodes > 1 else ()
+        if facts != "running":
+            return Plan(
+                blocked="the job is odd" if facts == "odd" else None, spans=spans if facts == "odd" else ()
+            )
+        capture = Change(
+            key="stop",
+            summary="capture",
+            do=(Call(function="job.capture"),),
+            undo=(Call(function="job.restore"),),
+            risk="reversible",
+        )
+        change = Change(
+            key="stop",
+            summary="stop the job",
+            do=(Call(function="job.stop"),),
+            undo=(Call(function="job.restore"),),
+            risk="compensable",
+            job="stops",
+            together=True,
+            prepare=capture,
+        )
+        return Plan(changes=(change,), spans=spans)
+
+
+class Train(Action[Any]):
+    """What was stopped runs again."""
+
+    kind: ClassVar[str] = "train"
+    modules: ClassVar[tuple[str, ...]] = ()
+
+    def probe(self) -> Probe[Any]:
+        (reply,) = yield (Read(function="toy.get", args={"name": "job"}),)
+        return reply.value
+
+    def plan(self, facts: Any) -> Plan:
+        return Plan(changes=(self._start(),)) if facts == "stopped" else Plan()
+
+    def foresee(self, facts: Any, planned: Planned) -> Plan:
+        return Plan(changes=(self._start(),)) if planned.get("stop") else self.plan(facts)
+
+    def _start(self) -> Change:
+        return Change(
+            key="start",
+            summary="start the job",
+            do=(Call(function="job.start"),),
+            undo=(Call(function="job.unstart"),),
+            risk="compensable",
+            job="starts",
+            together=True,
+        )
+
+
+STEPS = [
+    step("stop", Stop(), when_pending=("mend",), barrier=True),
+    step("mend", Switch(name="sound")),
+    step("train", Train(), barrier=True),
+    step("lamp", Lit(name="lamp"), when_changed=("mend",)),
+]
+
+
+class Cluster:
+    """Hosts with one job over all of them: it runs on all or on none, and each start needs all others."""
+
+    def __init__(self, *names: str, broken: tuple[str, ...] = ("gpu01",)) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.starting: set[str] = set()
+        self.together = asyncio.Event()
+        self.hosts = {
+            name: ScriptedHost(
+                {"job": "running", "captured": False, "sound": name not in broken, "lamp": True}
+            )
+            for name in names
+        }
+        for name, host in self.hosts.items():
+            host.on("toy.get", lambda args, world: world.get(args["name"]))
+            host.on("toy.set", self._set(name))
+            host.on("toy.commit", None)
+            for function in ("capture", "stop", "restore", "start", "unstart"):
+                host.on(f"job.{function}", getattr(self, f"_{function}")(name))
+
+    @property
+    def fleet(self) -> Fleet:
+        return Fleet(self.hosts)
+
+    def jobs(self) -> dict[str, str]:
+        return {name: host.world["job"] for name, host in self.hosts.items()}
+
+    def did(self, what: str) -> list[str]:
+        return [name for name, done in self.told if done == what]
+
+    def first(self, what: str) -> int:
+        return next(place for place, (_, done) in enumerate(self.told) if done == what)
+
+    def last(self, what: str) -> int:
+        return max(place for place, (_, done) in enumerate(self.told) if done == what)
+
+    def _set(self, name: str) -> Callable[..., None]:
+        def set_(args: dict[str, Json], world: dict[str, Any]) -> None:
+            self.told.append((name, f"{args['name']} {args['to']}"))
+            world[args["name"]] = args["to"]
+
+        return set_
+
+    def _capture(self, name: str) -> Callable[..., None]:
+        def capture(args: dict[str, Json], world: dict[str, Any]) -> None:
+            if world["job"] != "running":
+                raise HostError(Failure(kind="stale_plan", message="the job ended by itself"))
+            self.told.append((name, "capture"))
+            world["captured"] = True
+
+        return capture
+
+    def _stop(self, name: str) -> Callable[..., None]:
+        def stop(args: dict[str, Json], world: dict[str, Any]) -> None:
+            assert world["captured"] or len(self.hosts) == 1
+            self.told.append((name, "stop"))
+            for host in self.hosts.values():
+                host.world["job"] = "stopped"
+
+        return stop
+
+    def _start(self, name: str) -> Callable[..., Any]:
+        return self._together(name, "start")
+
+    def _restore(self, name: str) -> Callable[..., Any]:
+        return self._together(name, "restore")
+
+    def _together(self, name: str, what: str) -> Callable[..., Any]:
+        """A launcher waits for all others; one that waits in vain gives up."""
+
+        async def start(args: dict[str, Json], world: dict[str, Any]) -> Any:
+            if world["job"] == "running":
+                return None
+            self.told.append((name, what))
+            self.starting.add(name)
+            if self.starting == set(self.hosts):
+                for host in self.hosts.values():
+                    host.world["job"] = "running"
+                self.together.set()
+            try:
+                await asyncio.wait_for(self.together.wait(), 2.0)
+            except TimeoutError:
+                self.starting.discard(name)
+                return Failure(kind="command", message="the others did not come")
+            self.starting.clear()
+            self.together = asyncio.Event()
+            return None
+
+        return start
+
+    def _unstart(self, name: str) -> Callable[..., None]:
+        def unstart(args: dict[str, Json], world: dict[str, Any]) -> None:
+            self.told.append((name, "unstart"))
+            for host in self.hosts.values():
+                host.world["job"] = "stopped"
+
+        return unstart
+
+
+def outcomes(state: RunState) -> dict[str, str | None]:
+    return {name: host.outcome for name, host in state.hosts.items()}
+
+
+def reasons(state: RunState) -> dict[str, str]:
+    return {name: host.finished.reason if host.finished else "" for name, host in state.hosts.items()}
+
+
+# -- as one --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forks", [1, 64])
+async def test_a_healthy_member_goes_along_and_all_are_captured_before_any_is_stopped(forks: int) -> None:
+    cluster = Cluster("gpu01", "gpu02", "gpu03", broken=("gpu02",))
+    steps = [step("stop", Stop(nodes=3), when_pending=("mend",), barrier=True), *STEPS[1:]]
+    policy = ALL_MAY_FAIL.model_copy(update={"canary": 1, "forks": forks})
+    state, shelf = await play(cluster.fleet, steps, policy=policy)
+    assert outcomes(state) == dict.fromkeys(cluster.hosts, "changed")
+    assert sorted(cluster.did("capture")) == ["gpu01", "gpu02", "gpu03"]
+    assert cluster.last("capture") < cluster.first("stop")
+    assert cluster.last("stop") < cluster.first("sound True") < cluster.first("start")
+    assert cluster.did("sound True") == ["gpu02"]
+    assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
+    (formed,) = shelf.of("cohort_formed")
+    assert (formed.name, formed.hosts) == ("job llama (gpu01:1)", ("gpu01", "gpu02", "gpu03"))
+    assert shelf.of("wave_started")[0].hosts == ("gpu01", "gpu02", "gpu03"), (
+        "the canary is the whole cohort"
+    )
+    last = [event for event in shelf.of("step_planned") if (event.host, event.step) == ("gpu01", "stop")][
+        -1
+    ]
+    assert last.pending
+    assert "only because job llama (gpu01:1) spans gpu[01-03]" in last.notes
+
+
+async def test_one_member_is_mended_before_the_others() -> None:
+    cluster = Cluster("gpu01", "gpu02", broken=("gpu01", "gpu02"))
+    state, shelf = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+    assert set(outcomes(state).values()) == {"changed"}
+    assert cluster.did("sound True") == ["gpu01", "gpu02"]
+    ends = [(e.kind, e.host, e.step) for e in shelf.events if e.kind in ("step_started", "step_finished")]
+    mended, began = (
+        ends.index(("step_finished", "gpu01", "mend")),
+        ends.index(("step_started", "gpu02", "mend")),
+    )
+    assert mended < began
+
+
+async def test_a_healthy_cohort_is_not_disturbed_also_where_one_of_it_is_selected() -> None:
+    for names in (("gpu01", "gpu02"), ("gpu01",)):
+        cluster = Cluster(*names, broken=())
+        state, shelf = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+        assert set(outcomes(state).values()) == {"ok"}
+        assert cluster.told == []
+        assert shelf.of("cohort_formed") == []
+
+
+async def test_a_job_that_does_not_span_hosts_needs_no_cohort() -> None:
+    cluster = Cluster("gpu01", broken=("gpu01",))
+    steps = [step("stop", Stop(nodes=1), when_pending=("mend",), barrier=True), *STEPS[1:]]
+    state, shelf = await play(cluster.fleet, steps, policy=ALL_MAY_FAIL)
+    assert outcomes(state) == {"gpu01": "changed"}
+    assert [done for _, done in cluster.told][-1] == "start"
+    assert cluster.did("capture") == []
+    assert shelf.of("step_waited") == []
+
+
+# -- not all can take part -------------------------------------------------------------------------------
+
+
+async def test_a_member_that_is_not_selected_blocks_the_others_and_is_asked_for() -> None:
+    cluster = Cluster("gpu02", broken=("gpu02",))
+    state, _ = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+    assert outcomes(state) == {"gpu02": "blocked"}
+    assert "spans 2 hosts" in reasons(state)["gpu02"]
+    assert "it meets at gpu01" in reasons(state)["gpu02"]
+    assert "--hosts" in reasons(state)["gpu02"]
+    assert cluster.told == []
+
+
+async def test_a_member_that_cannot_be_reached_blocks_the_others() -> None:
+    cluster = Cluster("gpu01", "gpu02", "gpu03", broken=("gpu01", "gpu03"))
+    cluster.hosts["gpu02"].refuse()
+    cluster.hosts["gpu03"].on(
+        "toy.get", lambda args, world: None if args["name"] == "job" else world[args["name"]]
+    )
+    state, _ = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+    assert outcomes(state) == {"gpu01": "blocked", "gpu02": "unreachable", "gpu03": "changed"}
+    assert cluster.did("stop") == []
+
+
+async def test_a_member_that_is_blocked_blocks_the_others() -> None:
+    cluster = Cluster("gpu01", "gpu02")
+    cluster.hosts["gpu02"].world["job"] = "odd"
+    state, _ = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+    assert outcomes(state) == dict.fromkeys(cluster.hosts, "blocked")
+    assert "on gpu02: the job is odd" in reasons(state)["gpu01"]
+    assert cluster.told == []
+
+
+async def test_a_step_that_stops_such_a_job_without_a_barrier_is_refused() -> None:
+    cluster = Cluster("gpu01", "gpu02")
+    steps = [step("stop", Stop(), when_pending=("mend",)), *STEPS[1:]]
+    state, _ = await play(cluster.fleet, steps, policy=ALL_MAY_FAIL)
+    assert outcomes(state)["gpu01"] == "blocked"
+    assert "stop needs `barrier: true`" in reasons(state)["gpu01"]
+    assert cluster.told == []
+
+
+async def test_a_policy_without_cohorts_leaves_them_alone() -> None:
+    cluster = Cluster("gpu01", "gpu02")
+    policy = ALL_MAY_FAIL.model_copy(update={"cohort": "none"})
+    state, _ = await play(cluster.fleet, STEPS, policy=policy)
+    assert outcomes(state)["gpu01"] == "blocked"
+    assert cluster.told == []
+
+
+# -- one fails, all go back ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forks", [1, 64])
+@pytest.mark.parametrize("where", ["gpu01", "gpu02"])
+async def test_where_one_fails_all_go_back_and_train_together_again(where: str, forks: int) -> None:
+    cluster = Cluster("gpu01", "gpu02", broken=("gpu01", "gpu02"))
+    cluster.hosts[where].world["lamp"] = False
+    policy = ALL_MAY_FAIL.model_copy(update={"forks": forks})
+    state, _ = await play(cluster.fleet, STEPS, policy=policy)
+    assert outcomes(state) == dict.fromkeys(cluster.hosts, "rolled_back"), reasons(state)
+    other = next(name for name in cluster.hosts if name != where)
+    assert state.hosts[where].finished.failure.kind == "verify_failed"  # type: ignore[union-attr]
+    assert state.hosts[other].finished.failure.kind == "cohort"  # type: ignore[union-attr]
+    assert where in reasons(state)[other]
+    assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
+    assert [host.world["sound"] for host in cluster.hosts.values()] == [False, False]
+    assert cluster.last("unstart") < cluster.first("sound False")
+    assert cluster.last("sound False") < cluster.first("restore"), (
+        "none is started before all are as before"
+    )
+
+
+async def test_a_capture_that_fails_stops_nobody() -> None:
+    cluster = Cluster("gpu01", "gpu02")
+    cluster.hosts["gpu02"].on("job.capture", Failure(kind="blocked", message="it cannot be read"))
+    state, _ = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+    assert set(outcomes(state).values()) == {"rolled_back"}
+    assert cluster.did("stop") == []
+    assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
+
+
+async def test_none_is_committed_before_all_are_well() -> None:
+    cluster = Cluster("gpu01", "gpu02")
+    state, shelf = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+    assert set(outcomes(state).values()) == {"changed"}
+    lamp = max(
+        place for place, e in enumerate(shelf.events) if e.kind == "step_finished" and e.step == "lamp"
+    )
+    ends = [place for place, e in enumerate(shelf.events) if e.kind == "host_finished"]
+    assert lamp < min(ends)
+
+
+@pytest.mark.parametrize("change", range(1, 5))
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+async def test_a_member_that_is_lost_takes_no_other_with_it(change: int, when: str) -> None:
+    """At each of gpu02's changes: capture, stop, mend, start."""
+    cluster = Cluster("gpu01", "gpu02", broken=("gpu01", "gpu02"))
+    lost = cluster.hosts["gpu02"]
+    lost.lose(**{when: change}, back=False)
+    state, shelf = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+    assert outcomes(state)["gpu02"] in ("rollback_pending", "failed"), reasons(state)
+    stopped = bool(cluster.did("stop"))
+    assert cluster.did("restore") == [], "no job is started on one of its hosts alone"
+    if not stopped:
+        assert outcomes(state)["gpu01"] == "rolled_back"
+        assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
+        return
+    assert outcomes(state)["gpu01"] == "rollback_pending", reasons(state)
+    assert "not started again without gpu02" in reasons(state)["gpu01"]
+    assert cluster.hosts["gpu01"].world["sound"] is False, "what can be undone alone is undone"
+    lost.accept()
+    again = await _roll_back(cluster, shelf)
+    assert set(outcomes(again).values()) == {"rolled_back"}, reasons(again)
+    assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
+    assert [host.world["sound"] for host in cluster.hosts.values()] == [False, False]
+
+
+async def _roll_back(
+    cluster: Cluster, shelf: Shelf, names: tuple[str, ...] = (), *, journal: bool = True
+) -> RunState:
+    asked = request(names or tuple(cluster.hosts), STEPS)
+    known = fold(shelf.records) if journal else RunState()
+    hosts = {
+        host.name: known.hosts[host.name] if journal else HostState(host.name, started=True)
+        for host in asked.hosts
+    }
+    state = RunState(run=asked.run, hosts=hosts)
+    recorder = Recorder(asked.run, Shelf(), clock=lambda: 0.0, state=state)
+    with cluster.fleet:
+        return await roll_back(
+            asked.run, "toy", asked.hosts, recorder, operator="ann", controller="here", forks=1, known=known
+        )
+
+
+async def test_a_run_over_a_cohort_is_taken_back_as_one_also_from_another_machine() -> None:
+    for journal in (True, False):
+        cluster = Cluster("gpu01", "gpu02", broken=("gpu01", "gpu02"))
+        state, shelf = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+        assert set(outcomes(state).values()) == {"changed"}
+        again = await _roll_back(cluster, shelf, journal=journal)
+        assert set(outcomes(again).values()) == {"rolled_back"}, reasons(again)
+        assert cluster.last("sound False") < cluster.first("restore")
+        assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
+
+
+async def test_one_member_alone_is_not_taken_back() -> None:
+    for journal in (True, False):
+        cluster = Cluster("gpu01", "gpu02", broken=("gpu01", "gpu02"))
+        _, shelf = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+        told = len(cluster.told)
+        again = await _roll_back(cluster, shelf, ("gpu01",), journal=journal)
+        assert again.rolled_back_exit == 2
+        assert outcomes(again)["gpu01"] == ("changed" if journal else "rollback_pending")
+        assert len(cluster.told) == told, "nothing was done"
+
+
+async def test_the_operators_second_interrupt_ends_all_members() -> None:
+    cluster = Cluster("gpu01", "gpu02", broken=("gpu01", "gpu02"))
+    interrupts = Interrupts()
+    cluster.hosts["gpu01"].gate("toy.set")
+    shelf = Shelf()
+    playing = asyncio.create_task(
+        play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL, interrupts=interrupts, shelf=shelf)
+    )
+    while not any(event.step == "mend" for event in shelf.of("change_started")):
+        await asyncio.sleep(0)
+    interrupts.interrupt("INT")
+    await asyncio.sleep(0)
+    interrupts.interrupt("INT")
+    state, _ = await playing
+    assert set(outcomes(state).values()) == {"cancelled"}
+    assert state.exit == 130
