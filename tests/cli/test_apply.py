@@ -172,6 +172,15 @@ def test_a_plan_is_saved_over_nothing_but_a_plan(
     assert all(fleet[name].executed == [] for name in fleet)
 
 
+def test_a_plan_that_was_cut_short_is_not_saved(fleetfix: Line, fleet: Fleet, place: Path) -> None:
+    fleet["gpu01"].on("shell.check", lambda args, world: os.kill(os.getpid(), signal.SIGINT))
+    with fleet:
+        result = fleetfix("plan", *LAMPS, "--hosts", "gpu*", "--out", "p.json")
+    assert result.code == 130
+    assert not (place / "p.json").exists()
+    assert "saved in" not in result.out
+
+
 def test_a_newer_plan_replaces_the_older(plan: Path, fleetfix: Line, fleet: Fleet) -> None:
     before = plan.read_text()
     with fleet:
