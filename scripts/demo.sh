@@ -13,12 +13,14 @@ taken=${DEMO_TAKEN:-gpu14}   # somebody else's job runs there
 work=$(mktemp -d "${TMPDIR:-/tmp}/fleetfix-demo.XXXXXX")
 export XDG_STATE_HOME="$work/state" XDG_CONFIG_HOME="$work/config"
 unset FLEETFIX_INVENTORY FLEETFIX_STATE_DIR
+cd "$work"
 
 finish() {
     code=$?
     trap - EXIT
     trap '' INT TERM HUP # a second ^C must not leave half of it behind
     fleetfix lab down >/dev/null 2>&1 || echo "the lab is still up: XDG_STATE_HOME=$XDG_STATE_HOME fleetfix lab down" >&2
+    cd /
     rm -rf "$work"
     exit "$code"
 }
@@ -75,6 +77,10 @@ expect 2 fleetfix run purge-cu13 --hosts "$all" -i lab --max-unreachable 2 --bat
 
 tell "What happened on $broken, step by step?"
 expect 0 fleetfix show last "$broken"
+
+tell "For those who were not there: one page, as .html or .md; here a part of it."
+expect 0 fleetfix report last -o report.md
+expect 0 sed -n '/^## How the hosts/,/^## Speed/p' report.md
 
 tell "Their trouble is taken away. Now only the hosts that did not end well in the" \
      "last run; the repair is proven by now, so both at once."
