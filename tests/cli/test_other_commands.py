@@ -82,7 +82,12 @@ def test_explain_tells_an_action_and_its_parameters(fleetfix: Line) -> None:
 
 
 @pytest.mark.parametrize(
-    ("control", "says"), [("hosts", "a pattern, as for --hosts"), ("as_user", "`shell` or `command`")]
+    ("control", "says"),
+    [
+        ("hosts", "a pattern, as for --hosts"),
+        ("as_user", "`shell` or `command`"),
+        ("evidence", "best_effort"),
+    ],
 )
 def test_explain_tells_a_control_of_a_step(fleetfix: Line, control: str, says: str) -> None:
     result = fleetfix("explain", control)

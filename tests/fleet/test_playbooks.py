@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,17 @@ pytestmark = pytest.mark.fleet
 Make = Callable[..., Site]
 BOTH = "gpu[01-02]"
 OLD = "find /tmp/torchinductor_root -exec touch -d 2020-01-01 {} +"
+
+
+WORDS = """\
+name: words
+vars: {whose: alice}
+steps:
+  - id: who
+    hosts: gpu01
+    as_user: "${{ vars.whose }}"
+    shell: {check: test -e /tmp/was-here, run: id -un >/tmp/was-here}
+"""
 
 
 def same_job(one: independent.Job, other: independent.Job) -> bool:
@@ -120,3 +132,21 @@ def test_evidence_is_kept_here_and_the_host_stays_as_it_was(site: Make) -> None:
     told = lab("show", ran.run_id, "gpu01").out
     assert str(folder) in told
     assert kept["files"][0]["sha256"][:16] in told
+
+
+def test_a_step_counts_where_it_says_and_runs_as_whom_it_says_with_evidence_before(site: Make) -> None:
+    lab = site(BOTH, contaminated=[])
+    playbook = lab.home / "words.yaml"
+    playbook.write_text(WORDS)
+    # Where an ordinary user made the lab, its hosts have no other user than root.
+    alice = "alice" if os.geteuid() == 0 else "root"
+    unknown = lab.run(BOTH, "--set", "whose=nobody-here", "--max-unreachable", "2", playbook=str(playbook))
+    assert unknown.outcomes == {"gpu01": "blocked", "gpu02": "skipped"}, unknown.told
+    assert "there is no user nobody-here on this host" in unknown.finished("gpu01")["reason"]
+    ran = lab.run(BOTH, "--set", f"whose={alice}", playbook=str(playbook))
+    assert ran.outcomes == {"gpu01": "changed", "gpu02": "skipped"}, ran.told
+    assert lab.lab.read("gpu01", "/tmp/was-here").decode().strip() == alice
+    (kept,) = ran.of("evidence_kept")
+    assert (kept["host"], kept["missing"]) == ("gpu01", [])
+    assert {file["name"] for file in kept["files"]} >= {"nvidia-smi.txt", "processes.txt", "packages.txt"}
+    assert ran.events.index(kept) < ran.events.index(ran.of("change_started")[0])

@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 from fleetfix.cli.telling import _whole as told_whole
 from fleetfix.events import (
     EVENT,
+    ChangeShown,
     Event,
+    EvidenceFile,
+    EvidenceKept,
     HostFinished,
     HostPlanned,
     HostSaid,
@@ -526,6 +529,58 @@ def test_a_host_that_was_never_slow_has_not_recovered() -> None:
     assert "speed" not in progress(records), "of a fleet most hosts are well: the summary tells of them"
     assert "speed            gpu01: 20.0K tok/s\n" in summary(records)
     assert "recovered" in progress(stories.all_outcomes())
+
+
+# -- evidence ---------------------------------------------------------------------------------------
+
+
+def kept(host: str, *missing: str) -> EvidenceKept:
+    file = EvidenceFile(name="kernel.txt", bytes=2048, sha256="ab12" * 16)
+    return EvidenceKept(
+        host=host,
+        step="reset",
+        folder=f"/state/evidence/r/{host}/reset",
+        files=(file,),
+        cut=("kernel",),
+        missing=missing,
+        lacking=("pci: lspci is not on this host",),
+    )
+
+
+def collected(*hosts: str) -> list[Record]:
+    hung = "nvidia-smi: nvidia-smi -q did not answer within 30 s"
+    events: list[Event] = [stories.started(",".join(hosts))]
+    for host in hosts:
+        events += [*stories.healthy(host), kept(host, hung), HostFinished(host=host, outcome="ok")]
+    return stories.records([*events, RunFinished(exit=0)])
+
+
+def test_the_summary_says_where_evidence_lies_and_what_is_not_in_it() -> None:
+    told = summary(collected("gpu01", "gpu02"))
+    assert "evidence         gpu[01-02] (2): in /state/evidence/r/HOST\n" in told
+    assert "gpu[01-02] (2) without nvidia-smi: nvidia-smi -q did not answer within 30 s\n" in told
+    assert "in /state/evidence/r/gpu01/reset\n" in summary(collected("gpu01"))
+
+
+def test_the_story_of_a_host_names_each_file_of_evidence() -> None:
+    told = host_text(collected("gpu01"), "gpu01")
+    assert "evidence kept in /state/evidence/r/gpu01/reset:" in told
+    assert "kernel.txt (2.0 KiB, a part of it, sha256 ab12ab12ab12ab12)" in told
+    assert "missing nvidia-smi: nvidia-smi -q did not answer" in told
+    assert "not here pci: lspci is not on this host" in told
+
+
+def test_the_plan_says_on_which_hosts_a_step_counts() -> None:
+    change = ChangeShown(key="x", summary="write x", risk="reversible")
+    planned = [
+        StepPlanned(host="gpu01", step="first", pending=True, changes=(change,)),
+        HostPlanned(host="gpu01", pending=True),
+    ]
+    steps = (("first", "the first host writes"), ("other", ""))
+    begun = stories.started("gpu01", steps=steps, only={"first": "gpu01", "other": ""})
+    told = plan_text(fold(stories.records([begun, *planned])))
+    assert "first      the first host writes  [only on gpu01]" in told
+    assert "on none of these hosts by their own `hosts`: other" in told
 
 
 # -- the width of a terminal ------------------------------------------------------------------------
