@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from fleetfix.engine.context import Interrupts
 from fleetfix.events import Record
+from fleetfix.playbook import Step
 from fleetfix.policy import Policy, Share
-from fleetfix.state import RunState, fold
+from fleetfix.state import RunState, fold, to_take_up
 from fleetfix.transports.scripted import Fleet, ScriptedHost
-from tests.engine.toys import Lit, Once, Shelf, Switch, play, resume, step, toy_host
+from tests.engine.toys import HandClock, Lit, Once, Shelf, Switch, play, resume, step, toy_host
 
 STEPS = [
     step("before", Lit(name="eyes")),
@@ -55,8 +57,11 @@ class Cut:
     What a host does at that moment it does to its end.
     """
 
-    def __init__(self, fleet: Fleet, *, at_record: int = 0, at_call: int = 0) -> None:
+    def __init__(
+        self, fleet: Fleet, *, at_record: int = 0, at_call: int = 0, steps: Sequence[Step] = STEPS
+    ) -> None:
         self.fleet = fleet
+        self.steps = steps
         self.shelf = Shelf()
         self.calls = 0
         self.happened = False
@@ -94,11 +99,11 @@ class Cut:
 
     async def play(self) -> Shelf:
         """Play up to the cut; the journal as it is then."""
-        return await self._up_to_the_cut(play(self.fleet, STEPS, shelf=self.shelf, policy=POLICY))
+        return await self._up_to_the_cut(play(self.fleet, self.steps, shelf=self.shelf, policy=POLICY))
 
     async def resume(self) -> Shelf:
         """Resume up to the cut."""
-        return await self._up_to_the_cut(resume(self.fleet, STEPS, self.shelf, policy=POLICY))
+        return await self._up_to_the_cut(resume(self.fleet, self.steps, self.shelf, policy=POLICY))
 
     async def _up_to_the_cut(self, work: Coroutine[Any, Any, Any]) -> Shelf:
         self._playing = asyncio.ensure_future(work)
@@ -166,3 +171,263 @@ async def test_cut_again_and_again_it_still_comes_to_its_end() -> None:
     assert fold(shelf.records).exit == 0
     assert [fleet[name].world for name in fleet] == [WELL, WELL]
     set_once(fleet)
+
+
+async def test_a_way_back_that_is_cut_anywhere_is_gone_to_its_end() -> None:
+    steps = [one for one in STEPS if one.id != "bell"]
+    sick = {"a": False, "b": False, "job": True, "eyes": True, "sound": True, "lamp": False}
+    whole = Cut(Fleet({"gpu01": host(lamp=False)}), steps=steps)
+    records = len((await whole.play()).records)
+    for place in range(1, records + 1):
+        fleet = Fleet({"gpu01": host(lamp=False)})
+        shelf = await Cut(fleet, at_record=place, steps=steps).play()
+        state = await resume(fleet, steps, shelf, policy=POLICY)
+        assert outcomes(state) == {"gpu01": "rolled_back"}, place
+        assert fleet["gpu01"].world == sick, place
+        assert fleet["gpu01"].claims == {}, place
+
+
+# -- what the host says ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("calls", "attempts"), [(0, [2]), (1, [1])])
+async def test_a_change_in_doubt_is_settled_by_looking_again(calls: int, attempts: list[int]) -> None:
+    fleet, shelf = Fleet({"gpu01": toy_host(a=False)}), Shelf()
+    fleet["gpu01"].lose(during=1, calls=calls)
+    steps = [step("a", Switch(name="a"))]
+    first, _ = await play(fleet, steps, shelf=shelf)
+    assert outcomes(first) == {"gpu01": "rollback_pending"}
+    shelf.records = [record for record in shelf.records if record.event.kind not in ENDS]
+    state = await resume(fleet, steps, shelf)
+    assert outcomes(state) == {"gpu01": "changed"}
+    assert fleet["gpu01"].world == {"a": True}
+    made = [one.id for one in fleet["gpu01"].executed if one.way == "do"]
+    assert made == [f"20260101-000000-toy-aaaa/a/{attempt}/0" for attempt in attempts]
+
+
+ENDS = ("host_lost", "rollback_finished", "host_finished", "run_halted", "run_finished", "breaker_tripped")
+"""What a controller that had died instead would not have recorded."""
+
+
+async def test_what_nothing_verifies_is_never_repeated_unasked() -> None:
+    fleet, shelf = Fleet({"gpu01": toy_host()}), Shelf()
+    fleet["gpu01"].lose(during=1, calls=0)
+    steps = [step("bell", Once(name="bell")), step("a", Switch(name="a", on=False))]
+    await play(fleet, steps, shelf=shelf)
+    shelf.records = [record for record in shelf.records if record.event.kind not in ENDS]
+    state = await resume(fleet, steps, shelf)
+    assert outcomes(state) == {"gpu01": "in_doubt"}
+    finished = state.hosts["gpu01"].finished
+    assert finished is not None
+    assert finished.failure is not None
+    assert "ring bell" in finished.reason
+    assert "rollback, or release, 20260101-000000-toy-aaaa --hosts gpu01" in finished.failure.hint
+    assert fleet["gpu01"].writes() == 0
+    assert list(fleet["gpu01"].claims) == ["20260101-000000-toy-aaaa"]
+    assert outcomes(await resume(fleet, steps, shelf)) == {"gpu01": "in_doubt"}
+    assert fleet["gpu01"].writes() == 0
+
+
+async def test_a_host_that_forgot_the_run_is_looked_at_by_somebody() -> None:
+    fleet = two()
+    shelf = await Cut(fleet, at_call=25).play()
+    assert fold(shelf.records).hosts["gpu01"].changes
+    fleet["gpu01"].log.clear()
+    fleet["gpu01"].notes.clear()
+    before = fleet["gpu01"].writes()
+    state = await resume(fleet, STEPS, shelf, policy=POLICY)
+    assert outcomes(state) == {"gpu01": "in_doubt", "gpu02": "not_started"}
+    assert fleet["gpu01"].writes() == before
+    assert state.exit == 3
+
+
+async def test_the_steps_are_those_that_the_host_keeps_whatever_the_inventory_says_now() -> None:
+    fleet = two()
+    shelf = await Cut(fleet, at_call=25).play()
+    edited = [step("a", Switch(name="a")), step("other", Switch(name="other"))]
+    state = await resume(fleet, edited, shelf, policy=POLICY)
+    assert fleet["gpu01"].world == WELL
+    assert fleet["gpu02"].world["other"] is True
+    assert state.exit == 0
+
+
+@pytest.mark.parametrize("trouble", ["gone", "taken"])
+async def test_a_host_that_cannot_go_on_now_is_left_open_and_taken_up_next_time(trouble: str) -> None:
+    fleet = two()
+    shelf = await Cut(fleet, at_call=25).play()
+    open_ = set(fleet["gpu01"].claims["20260101-000000-toy-aaaa"].open)
+    if trouble == "gone":
+        fleet["gpu01"].refuse()
+    else:
+        fleet["gpu01"].disabled = "ann: hands off"
+    state = await resume(fleet, STEPS, shelf, policy=POLICY)
+    assert outcomes(state) == {"gpu01": "failed", "gpu02": "not_started"}
+    finished = state.hosts["gpu01"].finished
+    assert finished is not None
+    assert finished.open
+    assert set(fleet["gpu01"].claims["20260101-000000-toy-aaaa"].open) == open_
+    fleet["gpu01"].accept().disabled = None
+    state = await resume(fleet, STEPS, shelf, policy=POLICY)
+    assert outcomes(state) == {"gpu01": "changed", "gpu02": "changed"}
+    set_once(fleet)
+
+
+async def test_waves_go_on_as_if_nothing_had_happened() -> None:
+    fleet = Fleet({f"gpu0{n}": host() for n in range(1, 6)})
+    policy = Policy(canary=1, batch=(Share.parse("2"),), max_unreachable=Share.parse("100%"))
+    shelf = await Cut(fleet, at_call=45).play()
+    await resume(fleet, STEPS, shelf, policy=policy)
+    waves = [(wave.name, wave.hosts) for wave in shelf.of("wave_started")]
+    assert waves == [
+        ("canary", ("gpu01",)),
+        ("batch 1", ("gpu02", "gpu03")),
+        ("batch 2", ("gpu04", "gpu05")),
+    ]
+    ends = [event.host for event in shelf.of("host_finished")]
+    assert ends[0] == "gpu01"
+    assert {fleet[name].world["bell"] for name in fleet} == {1}
+
+
+async def test_hosts_that_are_not_named_get_an_end_and_are_taken_up_later() -> None:
+    fleet = two()
+    shelf = await Cut(fleet, at_call=25).play()
+    state = await resume(fleet, STEPS, shelf, hosts=["gpu02"], policy=POLICY)
+    assert outcomes(state) == {"gpu01": "cancelled", "gpu02": "not_started"}
+    assert state.halted == "the canary gpu01 is cancelled"
+    state = await resume(fleet, STEPS, shelf, policy=POLICY)
+    assert outcomes(state) == {"gpu01": "changed", "gpu02": "changed"}
+    set_once(fleet)
+
+
+async def test_without_a_yes_nothing_goes_on() -> None:
+    fleet = two()
+    shelf = await Cut(fleet, at_call=25).play()
+    before = [fleet[name].writes() for name in fleet]
+
+    async def no(state: RunState) -> bool:
+        assert state.hosts["gpu01"].started
+        return False
+
+    state = await resume(fleet, STEPS, shelf, policy=POLICY, consent=no)
+    assert outcomes(state) == {"gpu01": "cancelled", "gpu02": "not_started"}
+    assert state.halted == "not confirmed"
+    assert [fleet[name].writes() for name in fleet] == before
+    assert list(fleet["gpu01"].claims) == ["20260101-000000-toy-aaaa"]
+
+
+async def test_a_host_that_ended_well_or_went_back_is_left_alone() -> None:
+    fleet = Fleet({"gpu01": host(), "gpu02": host(lamp=False)})
+    state, _ = await play(fleet, [one for one in STEPS if one.id != "bell"], policy=POLICY)
+    assert outcomes(state) == {"gpu01": "changed", "gpu02": "rolled_back"}
+    assert to_take_up(state) == ()
+
+
+# -- safe points -----------------------------------------------------------------------------------
+
+
+async def test_a_host_whose_job_is_stopped_goes_on_until_it_runs_again() -> None:
+    fleet, interrupts, shelf = two(), Interrupts(), Shelf()
+
+    def interrupt(args: dict[str, object], world: dict[str, object]) -> None:
+        if args["name"] == "a":
+            interrupts.interrupt("SIGINT")
+        world[str(args["name"])] = args["to"]
+
+    fleet.on("toy.set", interrupt)
+    state, _ = await play(fleet, STEPS, shelf=shelf, policy=POLICY, interrupts=interrupts)
+    assert outcomes(state) == {"gpu01": "cancelled", "gpu02": "not_started"}
+    assert state.exit == 130
+    assert fleet["gpu01"].world == WELL
+    assert [event.step for event in shelf.of("step_finished")][-1] == "train", "the lamp is left for later"
+    assert not shelf.of("host_finished")[0].job_stopped
+    state = await resume(fleet, STEPS, shelf, policy=POLICY)
+    assert (set(outcomes(state).values()), state.exit) == ({"changed"}, 0)
+
+
+async def test_it_goes_on_for_five_minutes_at_most() -> None:
+    clock = HandClock()
+    fleet, interrupts = two(), Interrupts(clock.now)
+    fleet["gpu01"].on("toy.get", lambda args, world: world.get(args["name"]))  # never idle
+    fleet["gpu01"].world["idle"] = False
+    steps = [one if one.id != "idle" else one.model_copy(update={"within": 3600.0}) for one in STEPS]
+
+    def interrupt(args: dict[str, object], world: dict[str, object]) -> None:
+        interrupts.interrupt("SIGINT")
+        world[str(args["name"])] = args["to"]
+
+    fleet["gpu01"].on("toy.set", interrupt)
+    state, shelf = await play(fleet, steps, policy=POLICY, interrupts=interrupts, clock=clock)
+    assert outcomes(state)["gpu01"] == "cancelled"
+    assert shelf.of("host_finished")[0].job_stopped
+    assert 300 <= sum(clock.slept) < 400
+
+
+async def test_a_wait_ends_where_the_job_runs() -> None:
+    clock = HandClock()
+    fleet, interrupts = Fleet({"gpu01": toy_host(a=False, lamp=False)}), Interrupts(clock.now)
+
+    def look(args: dict[str, object], world: dict[str, object]) -> object:
+        if args["name"] == "lamp" and clock.time > 10:
+            interrupts.interrupt("SIGINT")
+            fleet["gpu01"].on("toy.get", lambda args, world: world.get(args["name"]))
+        return world.get(str(args["name"]))
+
+    fleet["gpu01"].on("toy.get", look)
+    steps = [step("a", Switch(name="a")), step("lamp", Lit(name="lamp"), within=3600.0, every=2.0)]
+    state, shelf = await play(fleet, steps, interrupts=interrupts, clock=clock)
+    assert outcomes(state) == {"gpu01": "cancelled"}
+    assert fleet["gpu01"].world["a"] is True, "what is unproven is not taken back"
+    assert clock.time < 20
+    fleet["gpu01"].world["lamp"] = True
+    assert outcomes(await resume(fleet, steps, shelf)) == {"gpu01": "changed"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "outcome", "b"), [("finish", "changed", True), ("rollback", "rolled_back", False)]
+)
+async def test_the_operator_chooses_once_every_host_is_at_its_safe_point(
+    choice: Any, outcome: str, b: bool
+) -> None:
+    fleet = Fleet({name: toy_host(a=False, b=False) for name in ("gpu01", "gpu02", "gpu03")})
+    interrupts, asked = Interrupts(), []
+
+    def interrupt(args: dict[str, object], world: dict[str, object]) -> None:
+        if not interrupts.times:
+            interrupts.interrupt("SIGINT")
+        world[str(args["name"])] = args["to"]
+
+    fleet.on("toy.set", interrupt)
+
+    async def choose(state: RunState) -> Any:
+        asked.append([name for name, one in state.hosts.items() if one.changes])
+        return choice
+
+    policy = Policy(canary=0, batch=(Share.parse("2"),))
+    steps = [step("a", Switch(name="a")), step("b", Switch(name="b"))]
+    state, _ = await play(fleet, steps, policy=policy, interrupts=interrupts, choose=choose)
+    begun = [name for name in fleet if fleet[name].writes()]
+    assert asked == [begun]
+    assert {outcomes(state)[name] for name in begun} == {outcome}
+    assert {fleet[name].world["b"] for name in begun} == {b}
+    assert outcomes(state)["gpu03"] == "not_started"
+    assert state.exit == 130
+
+
+async def test_a_second_interrupt_at_the_question_cancels() -> None:
+    fleet, interrupts = Fleet({"gpu01": toy_host(a=False, b=False)}), Interrupts()
+
+    def interrupt(args: dict[str, object], world: dict[str, object]) -> None:
+        interrupts.interrupt("SIGINT")
+        world[str(args["name"])] = args["to"]
+
+    fleet.on("toy.set", interrupt)
+
+    async def choose(state: RunState) -> Any:
+        interrupts.interrupt("SIGINT")
+        return "leave"
+
+    steps = [step("a", Switch(name="a")), step("b", Switch(name="b"))]
+    state, _ = await play(fleet, steps, interrupts=interrupts, choose=choose)
+    assert outcomes(state) == {"gpu01": "cancelled"}
+    assert (fleet["gpu01"].world, state.interrupted) == ({"a": True, "b": False}, 2)
+    assert list(fleet["gpu01"].claims)
