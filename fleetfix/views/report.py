@@ -266,7 +266,8 @@ def _waves(records: Sequence[Record], state: RunState, end: float) -> Iterator[B
     began = [(record.at, record.event) for record in records if isinstance(record.event, WaveStarted)]
     ended = {r.event.host: r.at for r in records if isinstance(r.event, HostFinished)}
     first = began[0][0] if began else end
-    yield _bar("plan", state.began_at, first, state, end, "faint", duration(first - state.began_at))
+    if state.started is not None and not state.started.command:
+        yield _bar("plan", state.began_at, first, state, end, "faint", duration(first - state.began_at))
     for at, wave in began:
         last = max((ended.get(host, end) for host in wave.hosts), default=at)
         found = Counter(_outcome(state.hosts[host]) for host in wave.hosts if host in state.hosts)
