@@ -155,6 +155,8 @@ class RunState:
     waves: tuple[WaveStarted, ...] = ()
     paused: bool = False
     """The controller's network is lost: nothing is begun until it is back."""
+    paused_seconds: float = 0.0
+    """How long the run waited for it, in all."""
     halted: str | None = None
     tripped: str | None = None
     """Why the breaker tripped in this run; it is halted then, too."""
@@ -205,8 +207,10 @@ def after(state: RunState, record: Record) -> RunState:
             return replace(state, waves=(*state.waves, event))
         case SoakStarted():
             return state
-        case NetworkLost() | NetworkReturned():
-            return replace(state, paused=isinstance(event, NetworkLost))
+        case NetworkLost():
+            return replace(state, paused=True)
+        case NetworkReturned():
+            return replace(state, paused=False, paused_seconds=state.paused_seconds + event.seconds)
         case RunHalted():
             return replace(state, halted=state.halted or event.reason, paused=False)
         case BreakerTripped():

@@ -40,6 +40,8 @@ def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
         lines.append(paint("bad", f"halted: {one_line(state.halted)}"))
     if state.tripped:
         lines.append(paint("bad", f"the breaker tripped: {one_line(state.tripped)}"))
+    if state.paused_seconds:
+        lines.append(f"waited {duration(state.paused_seconds)} for the controller's network")
     lines += speeds(state)
     lines += _evidence(state)
     if code != 0:
