@@ -56,6 +56,8 @@ class Lines:
     def add(self, data: bytes) -> list[bytes]:
         """The lines that are whole with this."""
         self._rest += data
+        if b"\n" not in data and len(self._rest) <= LONGEST_LINE:
+            return []
         pieces = [_pieces(line) for line in bytes(self._rest).split(b"\n")]
         self._rest = bytearray(pieces[-1].pop())
         return [one for line in pieces for one in line]
