@@ -172,8 +172,6 @@ class Contact:
     async def close(self) -> None:
         """Hang up."""
         self._over = True
-        if self._greeted.done() and not self._greeted.cancelled():
-            self._greeted.exception()
         if self._sender is not None:
             self._sender.cancel()
         if self.wire is not None:
@@ -271,6 +269,7 @@ class Contact:
     def _fail_with(self, error: HostError) -> None:
         if not self._greeted.done():
             self._greeted.set_exception(error)
+            self._greeted.exception()  # who waited may have given up: then it is nobody's
 
     def _lose(self, error: HostError) -> None:
         if not self._over:
