@@ -178,6 +178,12 @@ def step_began(process: subprocess.Popen[str], step: str) -> str:
     pytest.fail(f"the run ended before {step}: {process.stderr and process.stderr.read()}")
 
 
+def said(process: subprocess.Popen[str], kind: str) -> bool:
+    """Read the events of a run that was started with --json until one of this kind, or to the end."""
+    assert process.stdout is not None
+    return any(f'"{kind}"' in line for line in process.stdout)
+
+
 Make = Callable[..., Site]
 
 

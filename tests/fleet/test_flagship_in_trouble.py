@@ -12,7 +12,7 @@ import pytest
 
 from fleetfix.lab.template import FIRST_STEP
 from tests.fleet import independent
-from tests.fleet.conftest import Site, step_began, until
+from tests.fleet.conftest import Site, said, step_began, until
 
 pytestmark = pytest.mark.fleet
 
@@ -249,15 +249,10 @@ def test_the_second_interrupt_leaves_no_process_of_the_step_on_any_host(site: Ma
     until(lambda: len(sleeping("gpu01")) == 3 == len(sleeping("gpu02")), "three sleeps on each host")
     before = [one.pid for one in lab.lab.processes("gpu01") if "torchrun" in " ".join(one.argv)]
     process.send_signal(signal.SIGINT)
-    until(lambda: _said(process, "run_interrupted"), "the first interrupt to be heard")
+    until(lambda: said(process, "run_interrupted"), "the first interrupt to be heard")
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     assert sleeping("gpu01") == []
     assert sleeping("gpu02") == []
     assert [one.pid for one in lab.lab.processes("gpu01") if "torchrun" in " ".join(one.argv)] == before
-
-
-def _said(process: subprocess.Popen[str], kind: str) -> bool:
-    assert process.stdout is not None
-    return any(f'"{kind}"' in line for line in process.stdout)

@@ -6,14 +6,16 @@ one fleet, and each has hosts of its own there.
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from fleetfix.lab.template import FIRST_STEP
 from tests.fleet import independent
-from tests.fleet.conftest import Make, Site
+from tests.fleet.conftest import Make, Site, said, step_began, until
 
 pytestmark = pytest.mark.fleet
 
@@ -23,8 +25,13 @@ MENDED = "ok 12.8"
 
 @pytest.fixture(scope="module")
 def fleet(shared_site: Make) -> Site:
-    """Fourteen hosts; gpu02 is healthy, all others are contaminated."""
-    return shared_site("gpu[01-14]", contaminated=[f"gpu{n:02}" for n in range(1, 15) if n != 2])
+    """Sixteen hosts; gpu02 is healthy, all others are contaminated."""
+    return shared_site("gpu[01-16]", contaminated=[f"gpu{n:02}" for n in range(1, 17) if n != 2])
+
+
+def mend(hosts: str, *more: str) -> tuple[str, ...]:
+    """The command that mends these hosts, with events on stdout."""
+    return ("run", "purge-cu13", "--hosts", hosts, "-i", "lab", "--yes", "--json", *more)
 
 
 def mended(fleet: Site, host: str) -> bool:
@@ -41,9 +48,9 @@ def test_night_4_a_scheduler_node_with_somebodys_job(fleet: Site) -> None:
     job, files = fleet.job("gpu01"), fleet.files("gpu01")
     ran = fleet.run("gpu[01-02]", "--max-unreachable", "1")
     assert (ran.exit, ran.outcomes) == (2, {"gpu01": "blocked", "gpu02": "ok"}), ran.told
-    said = fleet("show", ran.run_id).out
-    assert f"gpu01: stop: {ALICE}'s job" in said
-    assert "is Slurm job 4711" in said
+    shown = fleet("show", ran.run_id).out
+    assert f"gpu01: stop: {ALICE}'s job" in shown
+    assert "is Slurm job 4711" in shown
     assert (fleet.job("gpu01"), fleet.files("gpu01")) == (job, files), "nobody touched it"
 
 
@@ -108,6 +115,58 @@ def test_night_7_the_job_runs_in_a_container(fleet: Site) -> None:
     assert "container image" in reason
     assert "mend the image and start the container again" in reason
     assert (fleet.lab.job("gpu08"), fleet.files("gpu08")) == (job, files)
+
+
+def test_night_8_the_controllers_network_is_lost_and_the_run_taken_up_elsewhere(
+    fleet: Site, tmp_path: Path
+) -> None:
+    hosts = ("gpu12", "gpu13", "gpu16")
+    named = ",".join(hosts)
+    old = {host: fleet.job(host) for host in hosts}
+    process = fleet.start(*mend(named, "--canary", "0", "--batch", "100%"))
+    run = step_began(process, "wheels")
+    for host in hosts:
+        fleet.lab.break_host(host, "vanish")
+    until(lambda: said(process, "network_lost"), "the run to see that it is its own network")
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    for host in hosts:
+        fleet.lab.heal(host)
+    elsewhere = Site(fleet.lab, tmp_path)
+    taken = elsewhere("resume", run, "--hosts", named, "-i", fleet.inventory, "--yes", "--json")
+    assert (taken.exit, taken.outcomes) == (0, dict.fromkeys(hosts, "changed")), taken.told
+    assert not [one for one in taken.of("change_started") if one["step"] in ("parts", "stop")], (
+        "done before"
+    )
+    for host in hosts:
+        assert mended(fleet, host)
+        new = fleet.job(host)
+        assert (new.argv, new.environ, new.cwd) == (old[host].argv, old[host].environ, old[host].cwd)
+        assert min(independent.first_steps(fleet.pid(host))) >= FIRST_STEP, "from its checkpoint"
+        assert fleet.wait_for_speed(host, 19_000, 21_000)
+    twice = elsewhere("resume", run, "--yes")
+    assert twice.exit == 0, twice.out + twice.err
+    assert "nothing to resume" in twice.out + twice.err
+
+
+def test_night_9_the_operator_interrupts_while_the_canarys_job_is_stopped(fleet: Site) -> None:
+    untouched = fleet.job("gpu15"), fleet.files("gpu15")
+    process = fleet.start(*mend("gpu[14-15]"))
+    run = step_began(process, "idle")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert fleet.job("gpu14"), "it went on until training ran again"
+    assert (fleet.job("gpu15"), fleet.files("gpu15")) == untouched
+    ends = [json.loads(line)["event"] for line in out.splitlines() if '"host_finished"' in line]
+    assert {one["host"]: one["outcome"] for one in ends} == {"gpu14": "cancelled", "gpu15": "not_started"}
+    shown = fleet("show", run).out
+    assert f"fleetfix resume {run}" in shown
+    assert "JOB STOPPED" not in shown
+    taken = fleet("resume", run, "-i", fleet.inventory, "--yes", "--json")
+    assert (taken.exit, taken.outcomes) == (0, {"gpu14": "changed", "gpu15": "changed"}), taken.told
+    assert mended(fleet, "gpu14")
+    assert mended(fleet, "gpu15")
 
 
 def test_night_10_a_host_changed_between_the_plan_and_its_apply(fleet: Site, tmp_path: Path) -> None:
