@@ -61,7 +61,7 @@ class Unit:
 
         self.check()
         if late := behind():
-            say(f"until {HostSet(late)} is as far")
+            say(f"for {HostSet(late)} to come as far")
             async with self.slots.given_back():
                 while behind():
                     self.check()
@@ -102,7 +102,7 @@ class Unit:
             ]
 
         if late := ahead():
-            say(f"until {HostSet(late)} has gone back as far")
+            say(f"for {HostSet(late)} to go back as far")
             while ahead():
                 await self._move()
         return tuple(name for name, left in self._over.items() if step in left and name != host)

@@ -12,6 +12,7 @@ from fleetfix.events import (
     ChangeFound,
     ChangeStarted,
     ChangeUndone,
+    CohortFormed,
     Event,
     EvidenceKept,
     HostCommitted,
@@ -58,6 +59,8 @@ def line_of(record: Record, state: RunState, paint: Paint = PLAIN) -> str | None
             return f"run {record.run}: {event.playbook} on {counted(HostSet(event.hosts))}{dry}"
         case RunResumed():
             return f"run {record.run} goes on with {counted(HostSet(event.hosts))}"
+        case CohortFormed():
+            return f"{counted(HostSet(event.hosts))} go as one: {one_line(event.why)}"
         case WaveStarted():
             return paint("strong", f"{event.name}: {counted(HostSet(event.hosts))}")
         case RunHalted():

@@ -244,6 +244,20 @@ def _notes(host: HostState) -> Iterator[str]:
 # -- the terms of the whole run -------------------------------------------------------------------
 
 
+MOST_COHORTS = 3
+
+
+def _as_one(state: RunState) -> Iterator[str]:
+    """The hosts that go together; of many cohorts the first."""
+    cohorts: dict[str, list[str]] = {}
+    for host, name in state.cohorts.items():
+        cohorts.setdefault(name, []).append(host)
+    for name, hosts in list(cohorts.items())[:MOST_COHORTS]:
+        yield f"as one: {counted(HostSet(hosts))}, by {one_line(name)}"
+    if len(cohorts) > MOST_COHORTS:
+        yield f"as one: {count(len(cohorts) - MOST_COHORTS, 'more cohort')}"
+
+
 def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
     pending = [host for host in state.hosts.values() if host.pending]
     if not pending:
@@ -256,6 +270,7 @@ def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
     yield from _risks(pending, started, paint)
     if nowhere := [step for step, hosts in started.only.items() if not hosts]:
         yield paint("warn", f"on none of these hosts by their own `hosts`: {', '.join(nowhere)}")
+    yield from _as_one(state)
     yield f"order: {order_text(state, started.policy)}"
     if lost := [host.name for host in pending if host.connected and not host.durable]:
         yield paint(
