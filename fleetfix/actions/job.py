@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fleetfix.action import Action, Plan, Planned, Probe
+from fleetfix.action import Action, Plan, Planned, Probe, Span
 from fleetfix.commands import Call, Change, Read, Seconds, Value
 from fleetfix.domain.masking import masked
 from fleetfix.domain.processes import command_of
@@ -50,6 +50,8 @@ class CapturedJob(Value):
     alive: bool
     unit: str | None
     steps_seen: int | None
+    span: Span | None = None
+    """Where it ran on other hosts too: it starts on all of them or on none."""
 
 
 class LiveJob(Value):
@@ -150,7 +152,9 @@ class Job(Action[JobFacts]):
         if dead:
             what = ", ".join(f"{job.user}'s {command_of(job.argv)}" for job in dead)
             by = f" (run {facts.left.run} stopped it)" if facts.left else ""
-            return Plan(changes=(self._start(f"start {what} again, as it ran{by}", facts.left),))
+            spans = tuple(job.span for job in dead if job.span is not None)
+            start = self._start(f"start {what} again, as it ran{by}", facts.left)
+            return Plan(changes=(start,), spans=spans)
         if facts.captured or facts.current is not None:
             return Plan(notes=tuple(self._notes(facts)))
         if self.described is None and self.must_run:

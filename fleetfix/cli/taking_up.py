@@ -18,6 +18,7 @@ from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.cli.tripped import refuse_while_tripped
+from fleetfix.cohorts import neighbours
 from fleetfix.engine.elsewhere import ask_hosts
 from fleetfix.engine.fleetrun import Request
 from fleetfix.engine.rollout import stops
@@ -149,6 +150,7 @@ def _from_the_journal(known: RunState, started: RunStarted, names: HostSet, orde
         operator=operator(),
         controller=socket.gethostname(),
         reason=order.reason,
+        others=neighbours(inventory.hosts.values(), hosts),
         machine=machine(),
     )
 
@@ -197,5 +199,6 @@ def _from_its_hosts(run: str, order: Resumption) -> Request:
         operator=operator(),
         controller=socket.gethostname(),
         reason=order.reason,
+        others=neighbours(inventory.hosts.values(), hosts),
         machine=machine(),
     )

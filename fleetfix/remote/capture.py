@@ -11,7 +11,7 @@ import re
 import resource
 import stat
 
-from fleetfix.remote import masking, procs
+from fleetfix.remote import masking, procs, spans
 from fleetfix.remote.api import Refusal, alive, write_durably
 
 LIMITS = {
@@ -158,6 +158,7 @@ def look(job):
         "environment": job["environments"][0] if job["environments"] else None,
         "gpus": job["gpus"],
         "unit": job["unit"],
+        "span": spans.of_job(job),
         "log": log,
         "steps_seen": last_step(log),
     }

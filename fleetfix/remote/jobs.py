@@ -260,7 +260,8 @@ def state(ctx, step, run=None):
     With `run`, where this run has captured none: of those that the other run ("last": any) left stopped,
     and "left" is {run, step} then.
 
-    {"captured": [{argv, user, alive, unit, steps_seen}], "orphans", "current": {pid, argv, user} | None,
+    {"captured": [{argv, user, alive, unit, steps_seen, span}], "orphans",
+    "current": {pid, argv, user} | None,
     "started": [{pid, alive, log, first_step, steps_seen, notes}], "from_zero": what was stopped | None}
     """
     entries = captured(ctx, step) or {"jobs": [], "orphans": []}
@@ -292,6 +293,7 @@ def _fates(ctx, entries):
                 "alive": found is not None,
                 "unit": entry["unit"],
                 "steps_seen": entry["steps_seen"],
+                "span": entry.get("span"),
             }
         )
     return fates
