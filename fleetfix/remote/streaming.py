@@ -6,6 +6,7 @@ an operator's command is neither repeated nor undone.
 """
 
 import binascii
+import errno
 import os
 import select
 import subprocess
@@ -222,15 +223,27 @@ def _argv(frame):
 
 
 def _in_memory(data, flags):
-    try:
-        fd = os.memfd_create("script", flags)
-    except OSError:
-        fd = os.memfd_create("script", 0)  # a kernel that does not know the flag
+    """A descriptor of these bytes, that no name leads to."""
+    ways = (
+        lambda: os.memfd_create("script", flags),
+        lambda: os.memfd_create("script", 0),  # the kernel does not know the flag
+        lambda: os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600),
+    )
+    fd = _first_of(ways)
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def _first_of(ways):
+    for way in ways:
+        try:
+            return way()
+        except (OSError, AttributeError) as error:
+            last = error
+    raise OSError(errno.ENOSYS, "no place for a script without a name: %s" % last)
 
 
 def _home():

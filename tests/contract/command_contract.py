@@ -108,6 +108,13 @@ class CommandContract(CommandRefusals):
         assert heard.out.endswith(b"a-b c\n")
         assert b"memfd" in heard.err
 
+    async def test_nothing_is_kept_on_the_host(self, place: Place) -> None:
+        session = await place.open()
+        await ran(session, sh("echo x"))
+        await ran(session, Execute(script=b"echo x"))
+        await session.close()
+        assert [path for path in place.root.rglob("*") if "etc" not in path.parts] == []
+
     async def test_it_sees_nothing_of_the_operators_environment(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
