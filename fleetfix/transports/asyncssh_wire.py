@@ -148,9 +148,6 @@ async def _connect(
     key_file: str | None = None,
 ) -> asyncssh.SSHClientConnection:
     more: dict[str, Any] = {}
-    if key_file is not None:
-        # One that has a passphrase is asked of the agent, as with `ssh -i`.
-        more |= {"client_keys": [key_file], "ignore_encrypted": True}
     if port is not None:
         more["port"] = port
     if user is not None:
@@ -159,6 +156,10 @@ async def _connect(
         more["tunnel"] = tunnel
     config = _configuration(ssh_config)
     keys.learn(config, address, port, user)
+    own = keys.identities if key_file is None else [key_file]
+    if own is not None:
+        # One that has a passphrase is asked of the agent, as with `ssh -i`.
+        more |= {"client_keys": own, "ignore_encrypted": True}
     return await asyncssh.connect(
         address,
         config=config,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import asyncssh
-from asyncssh.config import SSHClientConfig
+from asyncssh.config import SSHClientConfig, SSHConfig
 
 Policy = Literal["strict", "accept_new"]
 
@@ -39,6 +39,8 @@ class HostKeys:
     def __init__(self, policy: Policy | None) -> None:
         self.complaint = ""
         self.hint = ""
+        self.identities: list[str] | None = None
+        """Files of the operator's own keys, where the configuration names one that is missing."""
         self._policy: Policy = policy or _by_terminal()
         self._decided = policy is not None
         self._user_files: list[Path] = []
@@ -46,7 +48,7 @@ class HostKeys:
         self._known: tuple[Sequence[Any], ...] = ((), (), (), (), (), (), ())
 
     def learn(self, config: list[str], address: str, port: int | None, user: str | None) -> None:
-        """Take from the ssh configuration which files hold known keys, and how strict to be."""
+        """Take from the ssh configuration which files hold keys, known and own, and how strict to be."""
         said = _Configuration.load(
             None,
             config,
@@ -58,6 +60,7 @@ class HostKeys:
             address,
             () if port is None else port,
         )
+        self.identities = _present(said)
         strict = str(said.get("StrictHostKeyChecking", "")).lower()
         if strict and not self._decided:
             self._policy = "accept_new" if strict in _ACCEPTING else "strict"
@@ -86,6 +89,22 @@ class HostKeys:
         if self._user_files:
             _write_down(self._user_files[0], host, port, key)
         return True
+
+
+def _present(said: SSHConfig) -> list[str] | None:
+    """The identity files that there are, or None where all are. asyncssh stumbles over one that is missing.
+
+    As with ssh such a one is passed over; with IdentitiesOnly its public half tells the agent's key.
+    """
+    named = said.get("IdentityFile", [])
+    files = [str(Path(str(name)).expanduser()) for name in (named if isinstance(named, list) else [])]
+    if all(map(os.path.exists, files)):
+        return None
+    halves = (".pub",) if said.get("IdentitiesOnly") else ()
+    candidates = (
+        next((file + end for end in ("", *halves) if os.path.exists(file + end)), "") for file in files
+    )
+    return [file for file in candidates if file]
 
 
 def _by_terminal() -> Policy:

@@ -305,6 +305,20 @@ async def test_the_key_that_the_inventory_names_logs_in(own_server: sshd.Server)
     assert "ssh -v" in error.failure.hint, "one with a passphrase is left to the agent, and there is none"
 
 
+@pytest.mark.parametrize("missing", ["{folder}/none", "~/.ssh/none"])
+async def test_a_key_that_ssh_would_pass_over_is_passed_over(own_server: sshd.Server, missing: str) -> None:
+    config, key = own_server.folder / "ssh_config", own_server.folder / "key"
+    line = f"IdentityFile {key}"
+    named = f"IdentityFile {missing.format(folder=own_server.folder)}\n    {line}"
+    config.write_text(config.read_text().replace(line, named))
+    purpose = Purpose(run="r1", playbook="p", dry=True, operator="o", controller="c")
+    session = await open_session(own_server.host(getpass.getuser()), purpose)
+    await session.close()
+    config.write_text(config.read_text().replace(line, ""))
+    error = await opened(own_server.host(getpass.getuser()))
+    assert error.failure.kind == "auth", "no key at all is a matter of keys, not of the way there"
+
+
 async def test_a_host_where_nothing_listens_is_unreachable(own_server: sshd.Server) -> None:
     host = own_server.host(getpass.getuser()).model_copy(update={"port": 1})
     assert (await opened(host)).failure.kind == "unreachable"
