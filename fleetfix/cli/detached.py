@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from fleetfix.cli import consent
 from fleetfix.cli.conduct import Manner
-from fleetfix.cli.driving import drive
+from fleetfix.cli.driving import drive, with_work
 from fleetfix.cli.following import Follower
 from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
@@ -25,7 +25,6 @@ from fleetfix.cli.tripped import refuse_while_tripped
 from fleetfix.engine.fleetrun import Request
 from fleetfix.engine.rollout import surveying
 from fleetfix.errors import UsageError
-from fleetfix.hostset import HostSet
 from fleetfix.journal import Journal
 from fleetfix.state import RunState
 
@@ -181,8 +180,7 @@ class _Terminal:
 
     def _agreed(self, above: int) -> bool:
         state = self._follower.state
-        hosts = HostSet(host.name for host in state.hosts.values() if host.pending and host.is_open)
-        question = consent.Question("go on with", hosts, above=above)
+        question = consent.Question("go on with", with_work(state), above=above)
         consent.forget_typed()
         self._show.question(state, question.text)
         self._show.close()

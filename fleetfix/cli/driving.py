@@ -11,6 +11,7 @@ from fleetfix.hostset import HostSet
 from fleetfix.journal import Journal
 from fleetfix.recorder import Recorder
 from fleetfix.state import RunState
+from fleetfix.views.grouping import counted
 
 CHOICES: tuple[Choice, ...] = ("finish", "rollback", "leave")
 
@@ -35,8 +36,7 @@ async def drive(
     recorder = Recorder(request.run, journal, show.views(), state=known, seq=seq)
 
     async def ask(state: RunState) -> bool:
-        hosts = HostSet(host.name for host in state.hosts.values() if host.pending and host.is_open)
-        question = consent.Question("go on with", hosts, above=ask_above or 0)
+        question = consent.Question("go on with", with_work(state), above=ask_above or 0)
         consent.forget_typed()
         show.question(state, question.text)
         agreed = await consent.answered(question, interrupts.more_than(0))
@@ -77,8 +77,11 @@ async def drive(
             )
 
 
+def with_work(state: RunState) -> HostSet:
+    """The hosts on which something is to be done, or was begun and is to be brought to its end."""
+    open_ = (host for host in state.hosts.values() if host.is_open)
+    return HostSet(host.name for host in open_ if host.pending or host.started)
+
+
 def _choice(hosts: HostSet) -> str:
-    return (
-        f"at a safe point: {hosts}. finish there, rollback, or leave as it is and resume later? "
-        "[finish/rollback/LEAVE] "
-    )
+    return f"at a safe point: {counted(hosts)}. finish, rollback, or leave for later? [f/r/L] "

@@ -94,7 +94,5 @@ def stop(text: str) -> None:
         ) from None
     except ProcessLookupError:
         raise UsageError(f"run {run} has just ended", hint=f"fleetfix show {run}") from None
-    print(
-        f"process {process} is told to stop: hosts at work go to a safe point, no other is started;"
-        f" once more to cancel at once; fleetfix watch {run} follows it"
-    )
+    print(f"process {process} is told to stop: hosts at work go to a safe point, no other is started")
+    print(f"follow it: fleetfix watch {run}; cancel it at once: fleetfix stop {run} again")

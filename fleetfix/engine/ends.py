@@ -64,11 +64,11 @@ class Ends:
         await self._end_session("in_doubt", commit=False, keep_claim=True)
         self.finish("in_doubt", failure.message, failure.model_copy(update={"hint": hint}), step.id)
 
-    async def left(self) -> None:
-        """The operator asked to stop, and the host is at its safe point: it is left there."""
+    async def left(self, before: str) -> None:
+        """The operator asked to stop, and the host is at its safe point before a step: it is left there."""
         await self._end_session("cancelled", commit=False, keep_claim=bool(self.visit.state.changes))
-        failure = Failure(kind="cancelled", message="left at a safe point, as asked")
-        self.finish("cancelled", failure.message, failure, self.visit.state.step)
+        failure = Failure(kind="cancelled", message=f"left at a safe point, before {before}")
+        self.finish("cancelled", failure.message, failure)
 
     async def roll_back(self, failure: Failure, step: str) -> None:
         """Undo every change begun, newest first; the first error stays the host's error."""

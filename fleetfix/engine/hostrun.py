@@ -16,7 +16,6 @@ from fleetfix.engine.ends import Ends
 from fleetfix.engine.joint import Joint
 from fleetfix.engine.member import Member
 from fleetfix.engine.phases import StepEnd, StepRun, in_doubt
-from fleetfix.engine.reconcile import FINISHED
 from fleetfix.engine.rollback import steps_of
 from fleetfix.engine.rollout import Trip, stops
 from fleetfix.engine.survey import end_dry, survey
@@ -235,7 +234,7 @@ class HostRun:
         try:
             if member is not None:
                 await member.enter(step)
-            if self._its_turn(step, checks_only) and (anew or not self._had_its_turn(step)):
+            if self._its_turn(step, checks_only) and (anew or not self._visit.had_its_turn(step)):
                 end = await self._to_its_end(step)
             gone = end is None or (end.result in FAILED and not _passed_over(step, end))
             if member is not None and not gone:
@@ -261,7 +260,7 @@ class HostRun:
             return await self._ends.failed(step, end, first)
         back = member.fails(end.reason, back=step.on_failure == "rollback")
         if not back and _is_of_others(end) and self._context.interrupts.times:
-            return await self._ends.left()
+            return await self._ends.left(step.id)
         return await self._ends.failed(step, end, first, back=back)
 
     def _its_turn(self, step: Step, checks_only: bool) -> bool:
@@ -275,16 +274,6 @@ class HostRun:
         return not (
             step.when_pending and isinstance(step.act, Action) and not self._visit.foreseen[step.id].pending
         )
-
-    def _had_its_turn(self, step: Step) -> bool:
-        """Whether a step ended well before the run was taken up, and nothing is to be done again.
-
-        A check that passed counts while nothing before it changes anew.
-        """
-        if not self._visit.resumed or self._visit.foreseen[step.id].pending:
-            return False
-        ended = self._visit.state.steps.get(step.id)
-        return step.id in self._visit.behind or (ended is not None and ended.result in FINISHED)
 
     async def _to_its_end(self, step: Step) -> StepEnd | None:
         """Run a step; None where the operator asked to stop, and the host has its end."""
@@ -308,7 +297,7 @@ class HostRun:
             asked = Failure(kind="cancelled", message="the operator asked to go back")
             await self._ends.roll_back(asked, step.id)
         else:
-            await self._ends.left()
+            await self._ends.left(step.id)
         return False
 
     async def _step(self, step: Step) -> StepEnd:

@@ -36,6 +36,8 @@ async def survey(visit: Visit, ends: Ends) -> None:
         visit.foreseen[one.step.id] = one
         if not one.step.elsewhere:
             visit.context.recorder.record(step_planned(visit.host.name, one, errors.get(one.step.id)))
+    if visit.resumed and visit.state.started:
+        visit.say("", _where_it_goes_on(visit))
     visit.ties = ties_of(visit.host, ((one.pending, one.plan) for one in visit.foreseen.values()))
     visit.facts = known if visit.ties else {}
     stands_against = what_stands_against(visit, errors)
@@ -45,6 +47,11 @@ async def survey(visit: Visit, ends: Ends) -> None:
         return ends.not_begun(*stands_against)
     visit.context.recorder.record(HostPlanned(host=visit.host.name, pending=visit.pending))
     return None
+
+
+def _where_it_goes_on(visit: Visit) -> str:
+    left = [step.id for step in visit.steps if not step.elsewhere and not visit.had_its_turn(step)]
+    return f"goes on at {left[0]}" if left else "has had all its steps"
 
 
 def what_stands_against(visit: Visit, errors: Mapping[str, Failure]) -> tuple[Failure, str] | None:

@@ -13,6 +13,7 @@ from fleetfix.engine.line import Line
 from fleetfix.engine.member import Member
 from fleetfix.engine.network import Watched
 from fleetfix.engine.pending import Foreseen
+from fleetfix.engine.reconcile import FINISHED
 from fleetfix.errors import HostError
 from fleetfix.events import HostConnected, HostSaid
 from fleetfix.inventory import Host
@@ -129,6 +130,16 @@ class Visit:
     def changed(self) -> frozenset[str]:
         """The steps that have changed something here."""
         return frozenset(step.id for step in self.steps if self.state.has_changed(step.id))
+
+    def had_its_turn(self, step: Step) -> bool:
+        """Whether a step ended well before the run was taken up, and nothing is to be done again.
+
+        A check that passed counts while nothing before it changes anew.
+        """
+        if not self.resumed or self.foreseen[step.id].pending:
+            return False
+        ended = self.state.steps.get(step.id)
+        return step.id in self.behind or (ended is not None and ended.result in FINISHED)
 
     @property
     def spent(self) -> frozenset[str]:

@@ -21,6 +21,7 @@ from fleetfix.events import (
     Record,
     RollbackFinished,
     RollbackStarted,
+    RunResumed,
     RunStarted,
     StepFinished,
     StepPlanned,
@@ -153,16 +154,18 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
             yield f"  {event.step}: {one_line(event.text)}" if event.step else one_line(event.text)
         case CommandEnded():
             yield _command_ended(event, paint)
-        case ChangeFound() | HostCommitted() | HostReleased():
+        case ChangeFound() | HostCommitted() | HostReleased() | RunResumed():
             yield _afterwards(event)
         case HostFinished():
             yield from _finished(event, paint)
 
 
-def _afterwards(event: ChangeFound | HostCommitted | HostReleased) -> str:
+def _afterwards(event: ChangeFound | HostCommitted | HostReleased | RunResumed) -> str:
     if isinstance(event, ChangeFound):
         return f"  {event.step}: {found(event)}"
     why = f" ({one_line(event.reason)})" if event.reason else ""
+    if isinstance(event, RunResumed):
+        return f"the run was taken up again, by {event.operator} on {event.controller}{why}"
     return f"{settled(event)}, by {event.operator} on {event.controller}{why}"
 
 

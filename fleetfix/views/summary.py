@@ -44,10 +44,21 @@ def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
         lines.append(f"waited {duration(state.paused_seconds)} for the controller's network")
     lines += speeds(state)
     lines += _evidence(state)
+    lines += _settled(state)
     if code != 0:
         lines += ways_on(state)
     lines.append(last_line(state, code, paint=paint))
     return "\n".join(lines)
+
+
+def _settled(state: RunState) -> Iterator[str]:
+    """Hosts on which the run is over by somebody's word, whatever it had left open there."""
+    committed = HostSet(host.name for host in state.hosts.values() if host.committed)
+    released = HostSet(host.name for host in state.hosts.values() if host.released)
+    if committed:
+        yield f"{'committed':<16} {counted(committed)}: what was done stays, there is no way back"
+    if released:
+        yield f"{'released':<16} {counted(released)}: left as it was, free for other runs"
 
 
 def unfinished_text(state: RunState, *, paint: Paint = PLAIN) -> str:
@@ -59,6 +70,7 @@ def unfinished_text(state: RunState, *, paint: Paint = PLAIN) -> str:
         lines.append(f"{label} {counted(one.hosts)}: {one.text}")
     ended = {host.name: host for host in state.hosts.values() if host.finished is not None}
     lines += _outcomes(replace(state, hosts=ended), paint)
+    lines += _settled(state)
     if to_take_up(state):
         lines.append(f"go on: fleetfix resume {state.run}")
     if any(host.started for host in state.hosts.values()):

@@ -41,7 +41,7 @@ def test_what_was_interrupted_names_the_commands_and_is_resumed(
 ) -> None:
     result = cut()
     assert result.code == 130
-    assert "cancelled        gpu01: left: left at a safe point" in result.out
+    assert "cancelled        gpu01: left at a safe point, before right" in result.out
     assert f"go on with gpu[01-04]: fleetfix resume {result.run}" in result.out.splitlines()
     assert f"go back on gpu01: fleetfix rollback {result.run}" in result.out.splitlines()
     with fleet:
@@ -191,7 +191,7 @@ def test_at_a_safe_point_the_operator_chooses(
     at_safe_point(answer, monkeypatch)
     result = cut()
     assert result.code == 130
-    assert "at a safe point: gpu01." in result.err
+    assert "at a safe point: gpu01. finish, rollback, or leave for later? [f/r/L]" in result.err
     assert outcome in result.out
     assert "3 not_started" in result.out
     assert fleet["gpu01"].world.get("right") is right
@@ -225,6 +225,8 @@ def test_what_is_committed_is_never_undone(fleetfix: Line, fleet: Fleet) -> None
         refused = fleetfix("rollback", done.run)
         other = fleetfix("rollback", done.run, "--hosts", "gpu02")
         shown = fleetfix("show", done.run, "gpu01")
+        whole = fleetfix("show", done.run)
+    assert "committed        gpu01: what was done stays, there is no way back" in whole.out
     assert kept.code == 0
     assert "gpu01 committed: what the run did there stays" in kept.err
     assert (refused.code, "was committed on gpu01" in refused.err) == (1, True)
