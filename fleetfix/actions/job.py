@@ -152,11 +152,10 @@ class Job(Action[JobFacts]):
         if dead:
             what = ", ".join(f"{job.user}'s {command_of(job.argv)}" for job in dead)
             by = f" (run {facts.left.run} stopped it)" if facts.left else ""
-            spans = tuple(job.span for job in dead if job.span is not None)
             start = self._start(f"start {what} again, as it ran{by}", facts.left)
-            return Plan(changes=(start,), spans=spans)
+            return Plan(changes=(start,), spans=_spans(facts))
         if facts.captured or facts.current is not None:
-            return Plan(notes=tuple(self._notes(facts)))
+            return Plan(notes=tuple(self._notes(facts)), spans=_spans(facts))
         if self.described is None and self.must_run:
             return Plan(blocked="no job runs here, no run left one stopped, and none is described")
         if self.described is None:
@@ -210,6 +209,14 @@ class Job(Action[JobFacts]):
             job="starts",
             together=True,
         )
+
+
+def _spans(facts: JobFacts) -> tuple[Span, ...]:
+    """The jobs over several hosts that are to run again; what another run left stopped is tied to the
+    others also where it runs already."""
+    return tuple(
+        job.span for job in facts.captured if job.span is not None and (facts.left or not job.alive)
+    )
 
 
 def _title(described: JobDescription) -> str:

@@ -73,6 +73,25 @@ def test_jobs_are_stopped_started_again_and_measured(site: Make) -> None:
     assert blocked.outcomes == {"gpu01": "ok"}, "training runs: nothing has to be found"
 
 
+def test_a_job_that_spans_hosts_is_stopped_and_started_on_both_or_on_none(site: Make) -> None:
+    lab = site(BOTH, contaminated=[], spanning=["gpu01", "gpu02"])
+    hosts = ("gpu01", "gpu02")
+    for host in hosts:
+        lab.wait_for_speed(host, 19_000, 21_000)
+    before = {host: lab.job(host) for host in hosts}
+    alone = lab.run("gpu01", playbook="stop-gpu-jobs")
+    assert alone.outcomes == {"gpu01": "blocked"}, alone.told
+    assert {host: lab.job(host) for host in hosts} == before
+    stopped = lab.run(BOTH, playbook="stop-gpu-jobs")
+    assert stopped.outcomes == dict.fromkeys(hosts, "changed"), stopped.told
+    half = lab.run("gpu02", playbook="relaunch-and-measure")
+    assert half.outcomes == {"gpu02": "blocked"}, half.told
+    assert "spans 2 hosts" in half.finished("gpu02")["reason"]
+    ran = lab.run(BOTH, playbook="relaunch-and-measure")
+    assert (ran.exit, ran.outcomes) == (0, dict.fromkeys(hosts, "changed")), ran.told
+    assert all(same_job(lab.job(host), before[host]) for host in hosts)
+
+
 def test_a_start_from_zero_is_taken_back_and_can_be_tried_again(site: Make) -> None:
     lab = site("gpu01", contaminated=[])
     lab.wait_for_speed("gpu01", 19_000, 21_000)

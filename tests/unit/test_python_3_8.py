@@ -107,6 +107,7 @@ def asked(venv: Path) -> list[tuple[str, dict[str, Any]]]:
         ("audits.environment", at),
         ("facts.survey", {}),
         ("environments.find", at),
+        ("environments.users", {"path": str(venv)}),
         ("environments.find", {"venv": "of-job"}),
         ("loads.torch", at),
         ("procs.holders", {}),

@@ -192,3 +192,13 @@ def test_a_host_without_any_job_is_blocked_where_one_must_run() -> None:
 def test_a_job_is_of_a_step_or_of_a_run(given: dict[str, str]) -> None:
     with pytest.raises(ValidationError, match="give `from`"):
         Job.model_validate(given)
+
+
+def test_what_spans_hosts_is_started_with_the_others_also_where_it_runs_already() -> None:
+    span = {"id": "llama3", "at": "gpu01:29500", "nodes": 2, "node": 1, "by": "torchrun"}
+    for alive in (False, True):
+        planned = plan_left(state(captured=[{**CAPTURED, "alive": alive, "span": span}], left=LEFT))
+        assert [one.name for one in planned.spans] == ["llama3 (gpu01:29500)"]
+        assert bool(planned.changes) is not alive
+    own = plan(state(captured=[{**CAPTURED, "alive": True, "span": span}]))
+    assert own.spans == (), "the step that stopped it has said so"
