@@ -29,6 +29,8 @@ class Ties:
     spans: tuple[Span, ...] = ()
     declared: str = ""
     """The cohort that the inventory says it is in."""
+    formed: bool = False
+    """It is `declared` by an earlier part of the run, and not by the inventory."""
     touched: tuple[tuple[str, Folder], ...] = ()
     """(what is shared, the folder on this host) of what its pending changes alter."""
 
@@ -104,7 +106,7 @@ def ties_of(host: Host, plans: Iterable[tuple[bool, Plan]]) -> Ties:
         spans |= {(span.id, span.at): span for span in plan.spans}
         for change in plan.changes if pending else ():
             touched |= dict(shared_of(host, change))
-    return Ties(tuple(spans.values()), declared_cohort(host), tuple(touched.items()))
+    return Ties(tuple(spans.values()), declared_cohort(host), touched=tuple(touched.items()))
 
 
 def shared_of(host: Host, change: Change) -> list[tuple[str, Folder]]:
@@ -172,6 +174,8 @@ def form(ties: Mapping[str, Ties], hosts: Mapping[str, Host], others: Iterable[H
             continue
         name = _name(spans.values(), declared, shared)
         why = _why(HostSet(members), spans.values(), declared, shared)
+        if any(ties[name].formed for name in members):
+            why = f"{HostSet(members)} went as one before, by {name}"
         found.append(
             Cohort(name, members, why, tuple(spans.values()), tuple(shared), bool(declared), absent)
         )

@@ -14,7 +14,7 @@ from fleetfix.engine.joint import Joint, Part, plan_jointly, unlike
 from fleetfix.engine.survey import stale_since_saved, step_planned, what_stands_against
 from fleetfix.engine.visit import Visit
 from fleetfix.errors import HostError
-from fleetfix.events import CohortFormed, HostPlanned
+from fleetfix.events import GOOD, CohortFormed, HostPlanned
 from fleetfix.state import RunState
 
 
@@ -25,8 +25,14 @@ async def assemble(context: RunContext, runs: Mapping[str, HostRun]) -> dict[str
     """
     state = context.recorder.state
     visits = {name: run.visit for name, run in runs.items()}
-    ties = {name: tied for name, visit in visits.items() if (tied := _ties(state, visit))}
+    # Also a host that has no note of it yet went with those that have.
+    formed = {host: one.formed[0] for one in visits.values() if one.formed for host in one.formed[1]}
+    ties = {name: tied for name, visit in visits.items() if (tied := _ties(visit, formed.get(name)))}
     hosts = {name: visit.host for name, visit in visits.items()}
+    for name, visit in visits.items():
+        if (why := _not_taken_up(state, visit, visits)) and state.hosts[name].is_open:
+            runs[name].refuse(why)
+            ties.pop(name, None)
     elsewhere = await _users_elsewhere(state, visits, ties)
     joints: dict[str, Joint] = {}
     for cohort in form(ties, hosts, context.request.others):
@@ -37,23 +43,23 @@ async def assemble(context: RunContext, runs: Mapping[str, HostRun]) -> dict[str
         joint = _joint(context, cohort, members, used)
         if isinstance(joint, str):
             for name in cohort.hosts:
-                if state.hosts[name].finished is None:
+                if state.hosts[name].is_open:
                     runs[name].refuse(joint)
             continue
         if len(cohort.hosts) > 1:
-            context.recorder.record(CohortFormed(name=cohort.name, hosts=cohort.hosts, why=cohort.why))
+            if not any(name in state.cohorts for name in cohort.hosts):
+                context.recorder.record(CohortFormed(name=cohort.name, hosts=cohort.hosts, why=cohort.why))
             joints |= dict.fromkeys(cohort.hosts, joint)
     for name, used in _used_alone(ties, elsewhere, joints):
-        if state.hosts[name].finished is None and state.hosts[name].pending:
+        if state.hosts[name].is_open and state.hosts[name].pending:
             runs[name].refuse(used)
     return joints
 
 
-def _ties(state: RunState, visit: Visit) -> Ties:
+def _ties(visit: Visit, formed: str | None) -> Ties:
     """What ties a host: also one that could not be asked is where the inventory, or this run, put it."""
-    formed = state.cohorts.get(visit.host.name)
-    if formed is not None:  # it was formed before this run was cut short: the job may be stopped by now
-        return Ties(declared=formed, touched=visit.ties.touched)
+    if formed is not None:  # before the run was cut short: the job may be stopped by now
+        return Ties(declared=formed, touched=visit.ties.touched, formed=True)
     if visit.ties or visit.connected or visit.state.pending is not None:
         return visit.ties
     return replace(visit.ties, declared=declared_cohort(visit.host))
@@ -92,6 +98,24 @@ def _joint(context: RunContext, cohort: Cohort, members: Mapping[str, Visit], us
         if against is not None:
             return f"{cohort.why}, and on {name}: {against[0].message}"
     return joint
+
+
+def _not_taken_up(state: RunState, visit: Visit, visits: Mapping[str, Visit]) -> str:
+    """Why a host that is taken up again cannot go on: not all that it went with are here.
+
+    Where one of them has ended well, all were through: no other is needed any more.
+    """
+    for other in visit.formed[1] if visit.formed is not None else ():
+        if other not in visits:
+            ended = state.hosts[other].finished if other in state.hosts else None
+            if ended is not None and ended.outcome in (*GOOD, "unproven"):
+                continue
+            said = f" ({ended.outcome})" if ended is not None else ""
+            return (
+                f"it went as one with {other}, which is not taken up with it{said}: "
+                "take up all of them, or go back with fleetfix rollback"
+            )
+    return ""
 
 
 def _part(visit: Visit) -> Part:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -101,14 +101,20 @@ class Interrupts:
 
     async def chosen(self) -> Choice:
         """Wait at a safe point for what is to become of the host."""
+        with self.parking():
+            await self._until(lambda: self.choice is not None)
+        assert self.choice is not None
+        return self.choice
+
+    @contextmanager
+    def parking(self) -> Iterator[None]:
+        """Count a host as one that does not move by itself: it waits for the choice, or for another."""
         self.parked += 1
         self._changed.set()
         try:
-            await self._until(lambda: self.choice is not None)
+            yield
         finally:
             self.parked -= 1
-        assert self.choice is not None
-        return self.choice
 
     def choose(self, choice: Choice) -> None:
         """Say what is to become of the hosts at their safe points; it counts for all of this run."""

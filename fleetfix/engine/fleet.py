@@ -26,7 +26,7 @@ from fleetfix.events import (
     WaveStarted,
 )
 from fleetfix.hostset import HostSet
-from fleetfix.order import CANARY, same_machine, with_a_turn
+from fleetfix.order import CANARY, same_machine, units, with_a_turn
 from fleetfix.state import HostState, RunState
 
 Consent = Callable[[RunState], Awaitable[bool]]
@@ -118,11 +118,13 @@ class Fleet:
         self._call_those_begun_elsewhere()
 
     def _call_those_begun_elsewhere(self) -> None:
-        """Another machine began these hosts: nothing here tells in which wave. They go first, as one."""
+        """Another machine began these hosts: nothing here tells in which wave. They go first, as one, and
+        with them those that belong to them."""
         state = self._context.recorder.state
         called = {name for wave in state.waves for name in wave.hosts}
-        begun = [name for name, host in state.hosts.items() if host.is_open and host.started]
-        uncalled = tuple(name for name in begun if name not in called)
+        hosts = state.hosts
+        begun = [u for u in units(state) if any(hosts[name].is_open and hosts[name].started for name in u)]
+        uncalled = tuple(n for unit in begun for n in unit if hosts[n].is_open and n not in called)
         if uncalled:
             first = CANARY if self._context.request.policy.canary and not state.waves else "taken up"
             self._context.recorder.record(WaveStarted(name=first, hosts=uncalled))
@@ -149,7 +151,7 @@ class Fleet:
             if name in self._joints:
                 cohorts.setdefault(self._joints[name].cohort.name, []).append(name)
         for members in cohorts.values():
-            unit = Unit(tuple(members), self._context.slots)
+            unit = Unit(tuple(members), self._context.slots, self._context.interrupts)
             for name in members if len(members) > 1 else ():
                 self._runs[name].join(unit, self._joints[name])
 

@@ -96,7 +96,12 @@ class Member:
 
     def note(self) -> Json:
         """What another machine needs to go back with all members at once."""
-        return {"v": 1, "hosts": list(self.joint.cohort.hosts), "steps": list(self.joint.steps)}
+        return {
+            "v": 1,
+            "name": self.joint.cohort.name,
+            "hosts": list(self.joint.cohort.hosts),
+            "steps": list(self.joint.steps),
+        }
 
     def fails(self, why: str, *, back: bool) -> bool:
         """The host cannot go on; `back`: it undoes what it did. Says whether all go back."""

@@ -39,7 +39,7 @@ async def survey(visit: Visit, ends: Ends) -> None:
     if visit.resumed and visit.state.started:
         visit.say("", _where_it_goes_on(visit))
     visit.ties = ties_of(visit.host, ((one.pending, one.plan) for one in visit.foreseen.values()))
-    visit.facts = known if visit.ties else {}
+    visit.facts = known if visit.ties or visit.formed else {}
     stands_against = what_stands_against(visit, errors)
     if stands_against is None and not visit.ties:
         stands_against = stale_since_saved(visit)  # of others it is asked when all are planned together

@@ -24,6 +24,7 @@ async def take_up(visit: Visit, ends: Ends) -> bool:
     since changes nothing for it.
     """
     session = visit.line.session
+    visit.formed = _formed(visit, await session.recall("cohort"))
     past = await _settled(visit, session)
     kept = await session.recall("bound")
     lost = visit.state.changes and kept is None and not past
@@ -41,6 +42,17 @@ async def take_up(visit: Visit, ends: Ends) -> bool:
         visit.say("", "goes on going back")
         visit.context.recorder.record(HostPlanned(host=visit.host.name, pending=True))
     return not visit.state.going_back
+
+
+def _formed(visit: Visit, note: Any) -> tuple[str, tuple[str, ...]] | None:
+    """The cohort that the journal, or else the host itself, says it went in."""
+    cohorts = visit.context.recorder.state.cohorts
+    name = cohorts.get(visit.host.name)
+    if name is not None:
+        return name, tuple(host for host, its in cohorts.items() if its == name)
+    if not isinstance(note, dict) or not isinstance(note.get("hosts"), list):
+        return None
+    return str(note.get("name", "a cohort")), tuple(map(str, note["hosts"]))
 
 
 async def _settled(visit: Visit, session: Session) -> tuple[Past, ...]:

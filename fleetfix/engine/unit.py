@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fleetfix.engine.context import Slots
+from fleetfix.engine.context import Interrupts, Slots
 from fleetfix.hostset import HostSet
 
 ARRIVED, READY, PASSED = 0, 1, 2
@@ -35,6 +35,7 @@ class Unit:
 
     members: tuple[str, ...]
     slots: Slots
+    interrupts: Interrupts = field(default_factory=Interrupts)
     begun: bool = False
     """A member was begun: now all are, or none would get through the first barrier."""
     broken: BarrierBroken | None = None
@@ -63,9 +64,10 @@ class Unit:
         if late := behind():
             say(f"for {HostSet(late)} to come as far")
             async with self.slots.given_back():
-                while behind():
-                    self.check()
-                    await self._move()
+                with self.interrupts.parking():
+                    while behind():
+                        self.check()
+                        await self._move()
         self.check()
 
     def check(self) -> None:
@@ -103,8 +105,9 @@ class Unit:
 
         if late := ahead():
             say(f"for {HostSet(late)} to go back as far")
-            while ahead():
-                await self._move()
+            with self.interrupts.parking():
+                while ahead():
+                    await self._move()
         return tuple(name for name, left in self._over.items() if step in left and name != host)
 
     async def _move(self) -> None:

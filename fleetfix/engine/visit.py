@@ -34,6 +34,8 @@ class Visit:
     """What ties the host to others."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the survey found, by step id; kept where the host is tied, to plan it again with others."""
+    formed: tuple[str, tuple[str, ...]] | None = None
+    """Name and hosts of the cohort that it went in before this run was taken up."""
     disabled: str | None = None
     """The host's own kill switch, as the survey found it."""
     member: Member | None = None

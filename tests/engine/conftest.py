@@ -8,9 +8,10 @@ import pytest
 
 from fleetfix import steps
 from fleetfix.actions import named
+from tests.engine.clusters import Stop, Train
 from tests.engine.toys import Fast, Lit, Once, Switch
 
-TOYS: dict[str, Any] = {kind.kind: kind for kind in (Switch, Lit, Fast, Once)}
+TOYS: dict[str, Any] = {kind.kind: kind for kind in (Switch, Lit, Fast, Once, Stop, Train)}
 
 
 @pytest.fixture(autouse=True)
