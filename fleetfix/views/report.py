@@ -30,7 +30,7 @@ from fleetfix.views.order import order_text
 from fleetfix.views.paint import TONES
 from fleetfix.views.plan import plan_text, said_of
 from fleetfix.views.speeds import Speed, measured_on, speeds
-from fleetfix.views.summary import MEANINGS, WORST_FIRST, messages, ways_on
+from fleetfix.views.summary import MEANINGS, WORST_FIRST, evidence, messages, ways_on
 
 GENERATOR = "fleetfix report"
 """By this in its first lines a report is known as one."""
@@ -108,6 +108,8 @@ class Report:
     lasted: str
     speeds: tuple[SpeedRow, ...]
     speed_lines: tuple[str, ...]
+    evidence: tuple[str, ...]
+    """Where it lies, and what is not in it."""
     stories: tuple[Story, ...]
     untold: str
     """Hosts that did not end well and have no story here, folded."""
@@ -141,6 +143,7 @@ def report_of(records: Sequence[Record], now: float, *, driven: bool = False) ->
         lasted=duration(end - state.began_at),
         speeds=tuple(_speeds(state, hosts)) if len(hosts) <= BARS else (),
         speed_lines=tuple(line.removeprefix("speed").strip() for line in speeds(state)),
+        evidence=tuple(line.removeprefix("evidence").strip() for line in evidence(state)),
         stories=tuple(_story(records, host) for host in bad[:STORIES]),
         untold=counted(HostSet(host.name for host in bad[STORIES:])) if bad[STORIES:] else "",
         left_open=tuple(_left_open(bad)),

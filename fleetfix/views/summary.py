@@ -43,7 +43,7 @@ def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
     if state.paused_seconds:
         lines.append(f"waited {duration(state.paused_seconds)} for the controller's network")
     lines += speeds(state)
-    lines += _evidence(state)
+    lines += evidence(state)
     lines += _settled(state)
     if code != 0:
         lines += ways_on(state)
@@ -143,7 +143,7 @@ def _message(outcome: Outcome, one: Group, paint: Paint) -> str:
 # -- evidence ---------------------------------------------------------------------------------------
 
 
-def _evidence(state: RunState) -> Iterator[str]:
+def evidence(state: RunState) -> Iterator[str]:
     """Where evidence lies, and what could not be had; each host has a folder of its own there."""
     kept = [host for host in state.hosts.values() if host.evidence]
     if not kept:

@@ -14,7 +14,7 @@ import pytest
 from fleetfix.events import EVENT, HostFinished, Record, RunFinished
 from fleetfix.views.report import STORIES, html, is_report, markdown, report_of
 from tests.cli import stories
-from tests.unit.test_views import CONTROL, golden, hostile
+from tests.unit.test_views import CONTROL, collected, golden, hostile
 
 NOW = stories.BEGAN + 1000
 TAGS = {
@@ -176,3 +176,11 @@ def test_a_report_is_known_by_its_beginning() -> None:
     assert is_report(html(report)[:4096])
     assert is_report(markdown(report)[:4096])
     assert not is_report("# notes")
+
+
+def test_a_report_says_where_evidence_lies_and_what_is_not_in_it() -> None:
+    report = report_of(collected("gpu01", "gpu02"), NOW)
+    for text in (markdown(report), html(report)):
+        assert "gpu[01-02] (2): in /state/evidence/r/HOST" in text
+        assert "gpu[01-02] (2) without nvidia-smi: nvidia-smi -q did not answer within 30 s" in text
+    assert "Evidence" not in markdown(report_of(stories.all_outcomes(), NOW))
