@@ -39,8 +39,9 @@ def take(ctx, item):
         text, end = ITEMS[item](ctx)
     except Lacks as why:
         return {"packed": "", "cut": False, "lacks": str(why)[:300]}
-    values = _secrets(ctx)
-    lines = [masking.masked(line, values) for line in text.splitlines()]
+    for value in _secrets(ctx):  # one may go over several lines, as keys do
+        text = text.replace(value, masking.MASK)
+    lines = [masking.masked(line) for line in text.splitlines()]
     packed, cut = _packed("\n".join(lines) + "\n", end)
     return {"packed": packed, "cut": cut, "lacks": None}
 

@@ -324,3 +324,18 @@ def test_a_journal_of_the_first_schema_is_led_to_todays(tmp_path: Path) -> None:
     with Journal.open(tmp_path) as journal:
         journal.append(records(started(), BreakerTripped(reason="one")))
         assert journal.tripped("lab") is not None
+
+
+def test_evidence_that_cannot_be_written_is_one_line_and_what_to_do(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "state") as journal:
+        kept = journal.keep_evidence("run", "gpu01", "stop", {"kernel.txt": b"x"})
+        assert (Path(kept) / "kernel.txt").read_bytes() == b"x"
+        assert Path(kept).is_relative_to(tmp_path / "state" / "evidence")
+    (tmp_path / "other" / "evidence").parent.mkdir()
+    (tmp_path / "other" / "evidence").touch()
+    with (
+        Journal.open(tmp_path / "other") as journal,
+        pytest.raises(JournalError, match="evidence cannot be kept") as error,
+    ):
+        journal.keep_evidence("run", "gpu01", "stop", {})
+    assert "FLEETFIX_STATE_DIR" in error.value.hint

@@ -37,9 +37,11 @@ def test_host_and_controller_know_the_same_items() -> None:
 
 def test_no_item_holds_a_secret_of_the_job(host: GpuHost, monkeypatch: pytest.MonkeyPatch) -> None:
     log = host.path("train.log")
-    log.write_text(f"HF_TOKEN=abcdefgh\nlogged in as {CANARY}\nstep: 5\n")
+    key = f"-----BEGIN\n{CANARY}x\n-----END"
+    log.write_text(f"HF_TOKEN=abcdefgh\nlogged in as {CANARY}\nwith {key}\nstep: 5\n")
     with log.open("ab") as out:
-        host.train(host.environment(), env={"WANDB_API_KEY": CANARY}, how={"stdout": out, "stderr": out})
+        secrets = {"WANDB_API_KEY": CANARY, "DEPLOY_KEY": key}
+        host.train(host.environment(), env=secrets, how={"stdout": out, "stderr": out})
     mounts = f"//server/share /mnt cifs rw,username=a,password={CANARY} 0 0\n"
     real = evidence._text
     monkeypatch.setattr(evidence, "_text", lambda path: mounts if path.endswith("mounts") else real(path))
@@ -47,6 +49,7 @@ def test_no_item_holds_a_secret_of_the_job(host: GpuHost, monkeypatch: pytest.Mo
     texts = {item: text_of(answer) for item, answer in told.items() if answer["packed"]}
     assert "logged in as ***" in texts["job-log"]
     assert "HF_TOKEN=***" in texts["job-log"]
+    assert "with ***\nstep: 5" in texts["job-log"]
     assert "password=***" in texts["mounts"]
     assert not [item for item, text in texts.items() if CANARY in text or "abcdefgh" in text]
 
