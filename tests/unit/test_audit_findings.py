@@ -77,9 +77,9 @@ def test_an_interrupted_removal_is_said() -> None:
 
 
 def test_what_stands_in_the_way_of_a_repair_is_said_instead_of_a_command() -> None:
-    shared = audit(NCCL_13).model_copy(update={"env": PLACE.model_copy(update={"filesystems": ("nfs4",)})})
-    (found,) = audit_findings(shared)
-    assert "is on nfs4" in found.help
+    (found,) = audit_findings(audit(NCCL_13.model_copy(update={"installer": "conda", "shares": {}})))
+    assert found.text == "/v: 1 package of another CUDA beside CUDA 12"
+    assert "was installed by conda" in found.help
     assert not found.playbook
     # Another user's environment may be looked at all the same.
     assert audit_findings(audit(NCCL_13, rights=False))[0].playbook == "purge-cu13"
