@@ -389,7 +389,12 @@ class Conversation:
 
     async def change(self, id: str, step: str, change: Change) -> Completed:
         calls = (*change.do, *change.undo, *change.commit)
-        frame = {"op": "change", "id": id, "step": step, "change": change.model_dump()}
+        frame = {
+            "op": "change",
+            "id": id,
+            "step": step,
+            "change": change.model_dump(exclude={"prepare", "folders"}),
+        }
         limit = 2 * sum(one.timeout for one in change.do) + PATIENCE + MARGIN
         return _as_completed(await self._request(frame, calls, limit=limit))
 

@@ -13,7 +13,7 @@ from fleetfix.engine.hostrun import HostRun
 from fleetfix.engine.joint import Joint, Part, plan_jointly, unlike
 from fleetfix.engine.survey import stale_since_saved, step_planned, what_stands_against
 from fleetfix.engine.visit import Visit
-from fleetfix.errors import HostError
+from fleetfix.errors import Failure, HostError
 from fleetfix.events import GOOD, CohortFormed, HostPlanned
 from fleetfix.state import RunState
 
@@ -41,19 +41,27 @@ async def assemble(context: RunContext, runs: Mapping[str, HostRun]) -> dict[str
             continue
         used = next((elsewhere[what] for what, _ in _touched(ties, cohort) if what in elsewhere), "")
         joint = _joint(context, cohort, members, used)
-        if isinstance(joint, str):
+        if isinstance(joint, Failure):
             for name in cohort.hosts:
                 if state.hosts[name].is_open:
-                    runs[name].refuse(joint)
+                    runs[name].not_begun(joint)
             continue
         if len(cohort.hosts) > 1:
             if not any(name in state.cohorts for name in cohort.hosts):
                 context.recorder.record(CohortFormed(name=cohort.name, hosts=cohort.hosts, why=cohort.why))
             joints |= dict.fromkeys(cohort.hosts, joint)
-    for name, used in _used_alone(ties, elsewhere, joints):
-        if state.hosts[name].is_open and state.hosts[name].pending:
-            runs[name].refuse(used)
+    for name in ties:
+        if name not in joints and state.hosts[name].is_open and state.hosts[name].pending:
+            _look_at_alone(runs[name], ties[name], elsewhere)
     return joints
+
+
+def _look_at_alone(run: HostRun, ties: Ties, elsewhere: Mapping[str, str]) -> None:
+    """A host that might have been in a cohort and is in none: what was left to ask of it."""
+    if used := next((elsewhere[what] for what, _ in ties.touched if what in elsewhere), ""):
+        run.refuse(used)
+    elif (stale := stale_since_saved(run.visit)) is not None:
+        run.not_begun(*stale)
 
 
 def _ties(visit: Visit, formed: str | None) -> Ties:
@@ -71,20 +79,20 @@ def _touched(ties: Mapping[str, Ties], cohort: Cohort) -> Iterator[tuple[str, st
             yield what, name
 
 
-def _joint(context: RunContext, cohort: Cohort, members: Mapping[str, Visit], used: str) -> Joint | str:
+def _joint(context: RunContext, cohort: Cohort, members: Mapping[str, Visit], used: str) -> Joint | Failure:
     """The joint plan, made each member's own; or why there is none."""
     state = context.recorder.state
     why = cohort.absent or _not_taking_part(state, cohort) or used
     if not why and context.request.policy.cohort == "none":
         why = f"{cohort.why}, and the policy says `cohort: none`"
     if why:
-        return why
+        return Failure(kind="blocked", message=why)
     joint = plan_jointly(
         cohort,
         {name: _part(visit) for name, visit in members.items()},
     )
     if joint.blocked:
-        return joint.blocked
+        return Failure(kind="blocked", message=joint.blocked)
     on = {name: visit for name, visit in members.items() if not visit.state.going_back}
     for name, visit in on.items():
         changed = unlike(visit.foreseen, joint.foreseen[name])
@@ -96,7 +104,8 @@ def _joint(context: RunContext, cohort: Cohort, members: Mapping[str, Visit], us
     for name, visit in on.items():
         against = what_stands_against(visit, {}) or stale_since_saved(visit)
         if against is not None:
-            return f"{cohort.why}, and on {name}: {against[0].message}"
+            message = f"{cohort.why}, and on {name}: {against[0].message}"
+            return against[0].model_copy(update={"message": message})
     return joint
 
 
@@ -137,11 +146,11 @@ async def _users_elsewhere(
     state: RunState, visits: Mapping[str, Visit], ties: Mapping[str, Ties]
 ) -> dict[str, str]:
     """{what is shared: why it is not changed} where a host uses it that changes nothing of it itself."""
-    touching: dict[str, list[str]] = {}
+    touching: dict[str, set[str]] = {}
     paths: dict[str, str] = {}
     for name, one in ties.items():
         for what, folder in one.touched:
-            touching.setdefault(what, []).append(name)
+            touching.setdefault(what, set()).add(name)
             paths[what] = folder.path
     asked = [
         (what, name, place)
@@ -176,12 +185,3 @@ async def _use(state: RunState, visit: Visit, path: str) -> str:
     except HostError as error:
         return f"it cannot say who uses it: {error.failure.message}"
     return f"{users[0]} uses it there" if users else ""
-
-
-def _used_alone(
-    ties: Mapping[str, Ties], elsewhere: Mapping[str, str], joints: Mapping[str, Joint]
-) -> Iterator[tuple[str, str]]:
-    for name, one in ties.items():
-        for what, _ in one.touched:
-            if what in elsewhere and name not in joints:
-                yield name, elsewhere[what]

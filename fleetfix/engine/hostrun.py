@@ -87,7 +87,11 @@ class HostRun:
 
     def refuse(self, message: str, hint: str = "") -> None:
         """End a host that was planned, and that may not be worked on as this run is."""
-        self._ends.not_begun(Failure(kind="blocked", message=message, hint=hint), "")
+        self.not_begun(Failure(kind="blocked", message=message, hint=hint))
+
+    def not_begun(self, failure: Failure, step: str = "") -> None:
+        """End a host that was planned, where nothing may be done."""
+        self._ends.not_begun(failure, step)
 
     async def check(self) -> None:
         """Judge the checks of a host that has nothing to do; nothing is touched."""
@@ -140,7 +144,7 @@ class HostRun:
             except asyncio.CancelledError:
                 await self._ends.cancelled()
                 raise
-        if not self._visit.is_open or (self._context.request.dry and not self._visit.ties):
+        if not self._visit.is_open or (self._context.request.dry and not self._visit.may_be_asked):
             await self.close()
 
     def _why_not_begin(self) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleetfix.action import Action
-from fleetfix.cohorts import Ties
+from fleetfix.cohorts import Ties, shared_paths
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.member import Member
@@ -49,6 +49,11 @@ class Visit:
     _line: Line | None = None
     _job_seen: bool = False
     """The job that a stop was to end was seen to run after all."""
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Whether what others plan may lead to another question to this host."""
+        return bool(self.ties or shared_paths(self.host))
 
     @property
     def connected(self) -> bool:
