@@ -60,7 +60,7 @@ def _resume(run: str, journal: Journal, order: Resumption) -> int:
     else:
         _refuse_what_has_no_end(known)
         names = _left(known, order)
-        if not names and known.exit is not None:
+        if not names and (known.exit is not None or known.rolled_back_exit is not None):
             return _nothing_left(known, order)
         _refuse_where_it_would_halt(known, names)
         request = _from_the_journal(known, known.started, names, order)

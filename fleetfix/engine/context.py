@@ -96,8 +96,8 @@ class Interrupts:
         await self._until(lambda: self.times > times)
 
     async def all_parked(self, hosts: int) -> None:
-        """Wait until so many hosts are at their safe points and wait for the choice."""
-        await self._until(lambda: self.parked >= hosts)
+        """Wait until, after an interrupt, so many hosts are at their safe points or wait for one there."""
+        await self._until(lambda: self.times > 0 and self.parked >= hosts)
 
     async def chosen(self) -> Choice:
         """Wait at a safe point for what is to become of the host."""

@@ -62,6 +62,19 @@ def test_a_run_that_ended_well_has_nothing_to_resume(fleetfix: Line, fleet: Flee
     assert again.run == done.run
 
 
+def test_a_run_that_went_back_has_nothing_to_resume(
+    cut: Callable[..., Result], fleetfix: Line, fleet: Fleet
+) -> None:
+    run = cut("--hosts", "gpu01").run
+    with fleet:
+        fleetfix("release", run, "--hosts", "gpu01")
+        back = fleetfix("rollback", run)
+        again = fleetfix("resume", run, "--hosts", "gpu01", "--yes")
+    assert back.code == 0
+    assert (again.code, "nothing of run" in again.err) == (1, True)
+    assert fleet["gpu01"].world["left"] is False
+
+
 def test_what_cannot_be_resumed_says_so_in_one_line(fleetfix: Line, fleet: Fleet) -> None:
     with fleet:
         dry = fleetfix("plan", *LAMPS, *ALL)

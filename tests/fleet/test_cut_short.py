@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +94,36 @@ def begin_detached(lab: Site) -> dict[str, Any]:
     began = lab("run", "slow.yaml", "--hosts", "gpu01", "-i", lab.inventory, "--yes", "--detach", "--json")
     assert began.exit == 0, began.err
     return json.loads(began.out)
+
+
+def answered(lab: Site, answer: str, *args: str) -> tuple[int, str]:
+    """Run a command at a terminal and answer its question; exit code and stdout."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        lab.argv(*args), env=lab.environ(), cwd=lab.home, stdin=its, stderr=its, stdout=subprocess.PIPE
+    )
+    os.close(its)
+    asked = b""
+    while b"[y/N]" not in asked:
+        asked += os.read(ours, 4096)
+    os.write(ours, answer.encode() + b"\n")
+    out, _ = process.communicate(timeout=60)
+    os.close(ours)
+    return process.returncode, out.decode()
+
+
+def test_a_detached_run_asks_at_the_terminal_that_it_leaves(site: Make) -> None:
+    lab = site("gpu01", contaminated=[])
+    (lab.home / "slow.yaml").write_text(SLOW)
+    on_host(lab, "opt/go").touch()
+    line = ("run", "slow.yaml", "--hosts", "gpu01", "-i", lab.inventory, "--detach")
+    code, out = answered(lab, "n", *line)
+    assert (code, "halted: not confirmed" in out) == (3, True)
+    assert not on_host(lab, "opt/first").exists()
+    code, out = answered(lab, "y", *line)
+    assert (code, "goes on by itself" in out) == (0, True)
+    assert lab("watch", "last").exit == 0
+    assert on_host(lab, "opt/last").exists()
 
 
 def test_a_detached_run_is_watched_stopped_and_resumed(site: Make) -> None:

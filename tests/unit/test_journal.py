@@ -22,6 +22,7 @@ from fleetfix.events import (
     HostSaid,
     Record,
     RunFinished,
+    RunResumed,
     RunStarted,
     StepFinished,
 )
@@ -270,6 +271,24 @@ def test_a_full_disk_is_said_and_the_journal_stays_usable(journal: Journal) -> N
     journal._connection.execute("PRAGMA max_page_count = 1000000")
     journal.append(records(RunFinished(exit=0), first=2))
     assert journal.last_seq(RUN) == 2
+
+
+def test_the_process_that_drives_a_run_is_known_while_it_does(journal: Journal) -> None:
+    other = Journal.open(journal.folder)
+    assert other.driver(RUN) is None
+    with journal.drive(RUN):
+        assert other.driver(RUN) == os.getpid()
+    assert other.driver(RUN) is None
+
+
+def test_a_run_that_is_taken_up_again_is_not_ended_any_more(journal: Journal) -> None:
+    ends = [HostFinished(host="gpu01", outcome="cancelled"), HostFinished(host="gpu02", outcome="ok")]
+    journal.append(records(started(), *ends, RunFinished(exit=130)))
+    resumed = RunResumed(operator="ann", controller="here", hosts=("gpu01",))
+    journal.append(records(resumed, first=5))
+    (row,) = journal.runs()
+    assert (row.exit, row.ended, row.outcomes) == (None, None, {"ok": 1})
+    assert [record.event.kind for record in journal.records(RUN, after=4)] == ["run_resumed"]
 
 
 def test_a_run_is_driven_by_one_process_at_a_time(journal: Journal) -> None:
