@@ -48,7 +48,10 @@ def _limits(state: RunState, policy: Policy, turns: int) -> Iterator[str]:
         if lost == 0
         else f"more than {lost} cannot be reached or are blocked"
     )
-    yield f"halts at the {_ordinal(policy.max_failures.of(turns) + 1)} host that fails, or when {given_up}"
+    failures = policy.max_failures.of(turns)
+    # Where all may fail there is no host that would halt it.
+    at = f"at the {_ordinal(failures + 1)} host that fails, or " if failures < turns else ""
+    yield f"halts {at}when {given_up}"
     if policy.on_unproven == "count":
         yield "a speed that is not proven counts as a failure"
 

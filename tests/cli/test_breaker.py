@@ -16,11 +16,11 @@ LAMPS = ("./lamps.yaml", "-i", "hosts.yaml")
 ALL = ("--hosts", "gpu[01-04]", "--yes")
 
 
-def tripped(fleetfix: Line, fleet: Fleet) -> str:
+def tripped(fleetfix: Line, fleet: Fleet, *words: str) -> str:
     """Run into a rollback that fails; says the run's id."""
     fleet["gpu01"].world.update(broken="right", stuck="left")
     with fleet:
-        result = fleetfix("run", *LAMPS, *ALL)
+        result = fleetfix("run", *LAMPS, *ALL, *words)
     assert result.code == 3
     assert "the breaker tripped: going back failed on gpu01" in result.out
     assert "fleetfix breaker reset" in result.out
@@ -62,6 +62,20 @@ def test_status_tells_what_holds_and_what_was_reset_by_whom(fleetfix: Line, flee
     with fleet:
         fleetfix("rollback", run, "--yes")
         assert fleetfix("run", *LAMPS, *ALL).code == 0
+
+
+def test_after_a_reset_a_run_is_taken_up_on_the_hosts_that_it_held_back(
+    fleetfix: Line, fleet: Fleet
+) -> None:
+    run = tripped(fleetfix, fleet, "--canary", "0", "--batch", "1", "--max-failures", "1")
+    with fleet:
+        refused = fleetfix("resume", run, "--yes")
+        assert (refused.code, "is tripped by run" in refused.err) == (3, True)
+        fleetfix("breaker", "reset", "--reason", "one bad lamp, and it is out", "--yes")
+        resumed = fleetfix("resume", run, "--hosts", "gpu[02-04]", "--yes")
+    assert "the breaker tripped" not in resumed.out
+    assert "changed          gpu[02-04]" in resumed.out, resumed.out + resumed.err
+    assert "rollback_failed  gpu01" in resumed.out
 
 
 @pytest.mark.parametrize(
