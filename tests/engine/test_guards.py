@@ -12,9 +12,11 @@ from fleetfix.engine.context import Interrupts
 from fleetfix.engine.going_back import roll_back
 from fleetfix.engine.network import GIVEN_UP_AFTER, Network
 from fleetfix.errors import Failure
+from fleetfix.inventory import Host
 from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
 from fleetfix.runs import BreakerRow
+from fleetfix.session import Opening, Purpose, Session
 from fleetfix.state import RunState
 from fleetfix.transports.scripted import Fleet
 from tests.engine.toys import HandClock, Lit, Shelf, Switch, play, request, step, toy_host
@@ -167,6 +169,47 @@ async def test_only_the_operator_cuts_a_soak_short_and_then_nothing_more_is_begu
     await task
     assert outcomes(state) == {"gpu01": "changed", "gpu02": "not_started"}
     assert (state.exit, state.interrupted) == (130, 1)
+
+
+class SoakClock(HandClock):
+    """Time of which a soak does not pass, until the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.soaks, self.over = asyncio.Event(), asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < 100:
+            return await super().sleep(seconds)
+        self.soaks.set()
+        await self.over.wait()
+        return None
+
+
+async def test_what_happens_while_it_soaks_decides_what_comes_next() -> None:
+    fleet, clock = dark(2), SoakClock()
+    for host in fleet.hosts.values():
+        host.world["lamp"] = True
+    fleet.hosts["gpu03"] = healthy = toy_host(a=True, lamp=True)
+    asked = 0
+
+    async def lost_in_the_soak(args: dict[str, object], world: dict[str, object]) -> object:
+        nonlocal asked
+        asked += args["name"] == "lamp"
+        if asked == 2:
+            await clock.soaks.wait()
+            clock.over.set()
+            healthy.vanish()
+            await asyncio.sleep(10)
+        return world[str(args["name"])]
+
+    healthy.on("toy.get", lost_in_the_soak)
+    steps = [*A, step("lamp", Lit(name="lamp"))]
+    policy = policy_of(canary=1, soak=300, max_unreachable=0)
+    state, shelf = await play(fleet, steps, policy=policy, clock=clock)
+    assert outcomes(state) == {"gpu01": "changed", "gpu02": "not_started", "gpu03": "unreachable"}
+    assert [wave.name for wave in shelf.of("wave_started")] == ["canary"]
+    assert state.exit == 3
 
 
 # -- the breaker ----------------------------------------------------------------------------------
@@ -363,6 +406,55 @@ async def test_a_network_that_does_not_come_back_is_given_up_and_no_host_is_blam
     assert halted.reason.startswith("the controller's network: 4 of 8 sessions dropped at once")
     assert all(event.by_controller for event in shelf.of("host_lost"))
     assert state.exit == 3
+
+
+class LateFleet(Fleet):
+    """One host is connected to only when the test says so."""
+
+    def __init__(self, hosts: Fleet, late: str) -> None:
+        super().__init__(hosts.hosts)
+        self.late, self.now = late, asyncio.Event()
+
+    async def open(self, host: Host, purpose: Purpose, opening: Opening | None = None) -> Session:
+        if host.name == self.late:
+            await self.now.wait()
+        return await super().open(host, purpose, opening)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+async def test_a_host_that_cannot_be_connected_to_meanwhile_is_tried_again_and_not_blamed(
+    returns: bool,
+) -> None:
+    fleet, shelf, clock = LateFleet(dark(5), "gpu05"), Shelf(), PatientClock()
+    asked, gate = 0, asyncio.Event()
+
+    async def survey(args: dict[str, object], world: dict[str, object]) -> object:
+        nonlocal asked
+        asked += 1
+        await gate.wait()
+        return world["a"]
+
+    async def weather() -> None:
+        await until(lambda: asked == 4)
+        for name in fleet:
+            fleet[name].cut()
+        await until(lambda: shelf.of("network_lost"))
+        fleet.now.set()
+        gate.set()
+        await asyncio.sleep(0.02)
+        if returns:
+            for name in fleet:
+                fleet[name].splice()
+        else:
+            clock.gives_up.set()
+
+    fleet.on("toy.get", survey)
+    task = asyncio.ensure_future(weather())
+    state, _ = await play(fleet, A, shelf=shelf, clock=clock, policy=policy_of(max_unreachable=0))
+    await task
+    assert set(outcomes(state).values()) == {"changed" if returns else "not_started"}
+    assert [event.by_controller for event in shelf.of("host_lost")] == ([] if returns else [True] * 5)
+    assert state.exit == (0 if returns else 3)
 
 
 async def test_two_sessions_are_no_network() -> None:

@@ -222,6 +222,15 @@ def test_a_host_that_ends_gives_its_place_back_unless_it_stays_out_of_service(
     assert to_begin(state, policy, ("gpu01",)) == names(10)[1 : 1 + room]
 
 
+def test_hosts_at_work_keep_their_places_until_they_end() -> None:
+    policy = policy_of(canary=0, max_unavailable=3)
+    begun = [HostStarted(host="gpu01"), HostStarted(host="gpu02")]
+    two = ("gpu01", "gpu02")
+    assert to_begin(at_work(policy, *begun), policy, two) == ("gpu03",)
+    assert to_begin(at_work(policy, *begun), policy, (*two, "gpu03")) == ()
+    assert to_begin(at_work(policy, *begun, *ended(two)), policy, two) == ("gpu03", "gpu04", "gpu05")
+
+
 def test_hosts_that_were_given_up_before_any_change_count_too() -> None:
     fleet, policy = names(10), policy_of(canary=0, max_unavailable="40%")
     lost = [
