@@ -126,6 +126,9 @@ class Change(Value):
     alters: tuple[Altered, ...] = ()
     job: Literal["", "stops", "starts"] = ""
     """What it does to the host's training: one stopped and not started again heads every summary."""
+    checkpoint_ages: tuple[float, ...] = ()
+    """Seconds since the last checkpoint of each job that it stops, where that is known. It is shown and
+    nothing more: the same change is older at its turn."""
     fetch_bytes: int = 0
     """Bytes that this change brings to the host."""
     waits: bool = False

@@ -61,6 +61,8 @@ class ChangeShown(Value):
     risk: Risk
     job: Literal["", "stops", "starts"] = ""
     fetch_bytes: int = 0
+    checkpoint_ages: tuple[float, ...] = ()
+    """Seconds since the last checkpoint of each job that it stops, where that is known."""
 
     def announces(self) -> frozenset[str]:
         """The items that a plan holding this change has announced."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os.path import basename
 from typing import Any, ClassVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from fleetfix.action import Action, Plan, Probe
 from fleetfix.commands import Call, Change, Completed, Read, Seconds, Value
-from fleetfix.domain import nvidia_smi, processes
-from fleetfix.domain.processes import Found, GpuJob
+from fleetfix.domain import checkpoints, nvidia_smi, processes
+from fleetfix.domain.checkpoints import LastCheckpoint
+from fleetfix.domain.processes import Found, GpuJob, Sorted
 
 AFTER_GRACE = 60.0
 """Seconds past the grace that stopping may take: KILL, seeing it gone, seeing it stay away."""
+
+LOOKING = 5.0
+"""Seconds that looking for a job's checkpoints may take: they may lie on a file server that hangs."""
 
 
 class ProcessFacts(Value):
@@ -28,13 +33,15 @@ class ProcessFacts(Value):
     """Why no new GPU job could start on this host."""
     unseen: tuple[str, ...] = ()
     """Processes of other users that only nvidia-smi lists."""
+    checkpoints: dict[int, LastCheckpoint] = Field(default_factory=dict)
+    """Of each job that would be stopped, by its pid."""
 
 
 class GpuProcesses(Action[ProcessFacts]):
     """Stop the training that uses an environment, or every GPU job, so that it can run again as it was."""
 
     kind: ClassVar[str] = "gpu_processes"
-    modules: ClassVar[tuple[str, ...]] = ("jobs", "environments", "gpus", "relaunch")
+    modules: ClassVar[tuple[str, ...]] = ("jobs", "environments", "gpus", "relaunch", "checkpoints")
 
     using: str = "of-job"
     """The environment: "of-job" for what the running job maps, its path, or "any" for every GPU job."""
@@ -67,7 +74,7 @@ class GpuProcesses(Action[ProcessFacts]):
             none=environment.get("none"),
             nothing_starts=_nothing_starts(start),
         )
-        return (yield from self._seen_by_driver(facts))
+        return (yield from self._looked_at(facts))
 
     def _probe_any(self) -> Probe[ProcessFacts]:
         jobs, start = yield (
@@ -76,14 +83,29 @@ class GpuProcesses(Action[ProcessFacts]):
         )
         found = Found.model_validate(jobs.answer())
         facts = ProcessFacts(found=found, environment="any", nothing_starts=_nothing_starts(start))
-        return (yield from self._seen_by_driver(facts))
+        return (yield from self._looked_at(facts))
 
-    def _seen_by_driver(self, facts: ProcessFacts) -> Probe[ProcessFacts]:
-        found = facts.found
-        if found.complete or not found.jobs:
+    def _looked_at(self, facts: ProcessFacts) -> Probe[ProcessFacts]:
+        """Ask what only matters where there are jobs: whose they are, and what stopping them costs."""
+        found, decided = facts.found, self._decided(facts)
+        hidden = not found.complete and bool(found.jobs)
+        stopped = [job for job in decided.targets if not job.orphan] if not decided.blocked else []
+        if not hidden and not stopped:
             return facts
-        (seen,) = yield (Read(function="gpus.survey", args={"gpus": "all"}, timeout=90.0),)
-        return facts.model_copy(update={"unseen": _unseen(found, seen.answer())})
+        replies = yield (
+            *(_last_checkpoint(job) for job in stopped),
+            *((Read(function="gpus.survey", args={"gpus": "all"}, timeout=90.0),) if hidden else ()),
+        )
+        known = {job.pid: checkpoints.understood(one) for job, one in zip(stopped, replies, strict=False)}
+        unseen = _unseen(found, replies[-1].answer()) if hidden else ()
+        return facts.model_copy(update={"unseen": unseen, "checkpoints": known})
+
+    def _decided(self, facts: ProcessFacts) -> Sorted:
+        if facts.environment is None:
+            return Sorted(targets=())
+        if self.using == "any":
+            return processes.sort_out_all(facts.found, self.users)
+        return processes.sort_out(facts.found, facts.environment, facts.owner)
 
     def plan(self, facts: ProcessFacts) -> Plan:
         if facts.environment is None:
@@ -91,23 +113,20 @@ class GpuProcesses(Action[ProcessFacts]):
             # that change it to say.
             several = any(job.environments for job in facts.found.jobs)
             return Plan(blocked=facts.none if several else None)
-        decided = (
-            processes.sort_out_all(facts.found, self.users)
-            if self.using == "any"
-            else processes.sort_out(facts.found, facts.environment, facts.owner)
-        )
+        decided = self._decided(facts)
         blocked = decided.blocked or self._in_the_way(facts) if decided.targets else None
         spans = tuple(job.span for job in decided.targets if job.span is not None)
         if blocked or not decided.targets:
             return Plan(blocked=blocked, notes=decided.notes, spans=spans)
-        return Plan(changes=(self._stop(decided.targets),), notes=decided.notes, spans=spans)
+        notes = (*decided.notes, *checkpoints.notes(decided.targets, facts.checkpoints))
+        return Plan(changes=(self._stop(decided.targets, facts.checkpoints),), notes=notes, spans=spans)
 
     def _in_the_way(self, facts: ProcessFacts) -> str | None:
         if facts.nothing_starts:
             return f"stopping would be a one-way door, nothing new would start here: {facts.nothing_starts}"
         return f"{facts.unseen[0]} holds these GPUs" if facts.unseen else None
 
-    def _stop(self, targets: tuple[GpuJob, ...]) -> Change:
+    def _stop(self, targets: tuple[GpuJob, ...], known: Mapping[int, LastCheckpoint]) -> Change:
         names = sorted({basename(job.argv[0]) if job.argv else "?" for job in targets})
         asked = [{"pid": job.pid, "start": job.start} for job in targets]
         gpus = len({gpu for job in targets for gpu in job.gpus})
@@ -126,10 +145,16 @@ class GpuProcesses(Action[ProcessFacts]):
             risk="compensable",
             alters=("job",),
             job="stops",
+            checkpoint_ages=checkpoints.ages(targets, known),
             waits=True,
             together=True,
             prepare=_capture(names, asked),
         )
+
+
+def _last_checkpoint(job: GpuJob) -> Read:
+    args = {"pid": job.pid, "start": job.start, "lines": checkpoints.SAVE_LINES}
+    return Read(function="checkpoints.last", args=args, timeout=LOOKING)
 
 
 def _capture(names: list[str], asked: list[dict[str, int]]) -> Change:

@@ -50,6 +50,7 @@ def shown(change: Change) -> ChangeShown:
         risk=change.risk,
         job=change.job,
         fetch_bytes=change.fetch_bytes,
+        checkpoint_ages=change.checkpoint_ages,
     )
 
 

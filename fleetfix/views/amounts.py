@@ -45,6 +45,18 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 // 60 else "")
 
 
+def ago(seconds: float) -> str:
+    """How long ago something was, roughly: `42 s`, `12 min`, `3 h 20 min`, `4 d`."""
+    whole = round(max(seconds, 0))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h" + (f" {whole % 3600 // 60} min" if whole % 3600 // 60 else "")
+    return f"{whole // 86400} d"
+
+
 def count(number: int, noun: str) -> str:
     """`1 host`, `3 hosts`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -31,6 +31,7 @@ from fleetfix.hostset import HostSet
 from fleetfix.runs import RunRow
 from fleetfix.state import RunState
 from fleetfix.views.amounts import duration, rate, size, unit, when
+from fleetfix.views.checkpoints import said_of_change
 from fleetfix.views.grouping import counted, fold
 from fleetfix.views.lines import found, settled
 from fleetfix.views.neutral import many_lines, one_line
@@ -138,7 +139,7 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
             )
         case ChangeStarted():
             undo = _undo_state(undone.get(event.change), paint)
-            yield f"  {one_line(event.shown.summary)} [{event.shown.risk}] {undo}".rstrip()
+            yield f"  {said_of_change(event.shown)} [{event.shown.risk}] {undo}".rstrip()
         case ChangeFinished():
             yield from _change_finished(event, paint)
         case StepFinished():
@@ -181,7 +182,7 @@ def _planned(event: StepPlanned) -> Iterator[str]:
     if event.blocked:
         yield f"plan {event.step}: blocked: {one_line(event.blocked)}"
     elif event.pending:
-        what = "; ".join(one_line(change.summary) for change in event.changes)
+        what = "; ".join(said_of_change(change) for change in event.changes)
         yield f"plan {event.step}: {what or event.verdict or 'will be checked'}"
     yield from (f"plan {event.step}: note: {one_line(note)}" for note in event.notes)
 

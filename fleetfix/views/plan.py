@@ -10,6 +10,7 @@ from fleetfix.events import GOOD, ChangeShown, RunStarted, StepFinished, StepPla
 from fleetfix.hostset import HostSet
 from fleetfix.state import HostState, RunState
 from fleetfix.views.amounts import count, size
+from fleetfix.views.checkpoints import oldest, said_of_change
 from fleetfix.views.grouping import Group, counted, fold, group
 from fleetfix.views.neutral import many_lines, one_line
 from fleetfix.views.order import order_text
@@ -204,7 +205,7 @@ def _because(planned: StepPlanned) -> str:
 def _of_change(change: ChangeShown) -> str:
     risk = "" if change.risk == "reversible" else f"  [{change.risk}]"
     fetched = f"  [fetches {size(change.fetch_bytes)}]" if change.fetch_bytes else ""
-    return one_line(change.summary) + risk + fetched
+    return said_of_change(change) + risk + fetched
 
 
 def _difference(change: ChangeShown) -> Iterator[str]:
@@ -266,6 +267,8 @@ def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
     fetched = [sum(change.fetch_bytes for change in _changes(host)) for host in pending]
     if any(fetched):
         yield f"to fetch: {size(sum(fetched))} in all, at most {size(max(fetched))} a host"
+    if cost := oldest((host.name, change) for host in pending for change in _changes(host)):
+        yield cost
     yield from _by_word(state, started, paint)
     yield from _risks(pending, started, paint)
     if nowhere := [step for step, hosts in started.only.items() if not hosts]:

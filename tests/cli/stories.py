@@ -72,13 +72,14 @@ def started(hosts: str, **fields: object) -> RunStarted:
     return RunStarted.model_validate(known | fields)
 
 
-def stop_change(pid: int, ago: str = "12 min ago") -> ChangeShown:
+def stop_change(pid: int, minutes: int = 12) -> ChangeShown:
     return ChangeShown(
         key="stop:torchrun",
-        summary=f"stop job torchrun (pid {pid}, 8 GPUs, last checkpoint {ago})",
+        summary=f"stop job torchrun (pid {pid}): 8 GPUs",
         before="running",
         after="stopped",
         risk="compensable",
+        checkpoint_ages=(minutes * 60.0,),
     )
 
 
@@ -93,11 +94,11 @@ WHEELS = ChangeShown(
 )
 
 
-def planned(host: str, pid: int, ago: str = "12 min ago") -> Iterator[Event]:
+def planned(host: str, pid: int, minutes: int = 12) -> Iterator[Event]:
     """A contaminated host, surveyed."""
     yield HostConnected(host=host, user="root", python="3.11.2")
     yield StepPlanned(host=host, step="before", pending=False, verdict="will be checked")
-    yield StepPlanned(host=host, step="stop", pending=True, changes=(stop_change(pid, ago),))
+    yield StepPlanned(host=host, step="stop", pending=True, changes=(stop_change(pid, minutes),))
     yield StepPlanned(host=host, step="idle", pending=False, verdict="will be checked")
     yield StepPlanned(
         host=host, step="wheels", pending=True, changes=(WHEELS,), notes=("numpy is locally modified",)
@@ -206,7 +207,7 @@ def all_outcomes() -> list[Record]:
     blocked = "alice's job 123 uses the environment"
     events: list[Event] = [started("gpu[01-14]", reason="incident 7")]
     for number in (1, 2, 3, 6, 7, 8, 9, 12, 13, 14):
-        events += planned(f"gpu{number:02}", 4000 + number, f"{number} min ago")
+        events += planned(f"gpu{number:02}", 4000 + number, number)
     events += healthy("gpu10")
     events += unreachable("gpu04", "no answer from 10.0.0.4 port 22 within 15 s")
     events += unreachable("gpu05", "no answer from 10.0.0.5 port 22 within 15 s")
@@ -281,7 +282,7 @@ def thousand() -> list[Record]:
     events: list[Event] = [started(hosts)]
     names = tuple(HostSet.parse(hosts))
     for number, host in enumerate(names):
-        events += planned(host, 1000 + number, f"{number % 50 + 1} min ago")
+        events += planned(host, 1000 + number, number % 50 + 1)
     events.append(WaveStarted(name="canary", hosts=names[:1]))
     for number, host in enumerate(names):
         events.append(HostStarted(host=host))

@@ -15,8 +15,10 @@ import pytest
 
 from fleetfix.actions.compile_caches import CompileCaches
 from fleetfix.actions.throughput import Throughput
+from fleetfix.domain.checkpoints import SAVE_LINES
 from fleetfix.domain.evidence import FULL
 from fleetfix.remote import procs
+from fleetfix.remote.api import stat_of
 from tests.unit.gpu_host import GpuHost
 
 ROOT = Path(__file__).parents[2]
@@ -125,11 +127,16 @@ def asked(venv: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_every_read_answers_under_python_3_8(python: str, host: GpuHost, venv: Path) -> None:
-    reads = asked(venv)
-    assert {name for name, _ in reads} == marked_reads()
     library = str(venv / "lib/python3.8/site-packages/torch/lib/libtorch.so")
     with open(host.path("train.log"), "wb") as log:
-        host.train(venv, step=1, maps=[library], how={"stdout": log})
+        pid = host.train(venv, step=1, maps=[library], how={"stdout": log, "cwd": host.root})
+    host.path("checkpoints").mkdir()
+    host.path("checkpoints/latest").write_text("1")
+    known = stat_of(pid)
+    assert known is not None
+    job = {"pid": pid, "start": known[2], "lines": SAVE_LINES}
+    reads = [*asked(venv), ("checkpoints.last", job)]
+    assert {name for name, _ in reads} == marked_reads()
     done = subprocess.run(
         [python, "-B", "-c", CALL, str(ROOT), str(host.path("state")), *patterns()],
         input=json.dumps(reads),

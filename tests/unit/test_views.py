@@ -136,7 +136,7 @@ def uneven_thousand() -> list[Record]:
     hosts = "gpu[0001-1000]"
     events: list[Event] = [stories.started(hosts)]
     for number, host in enumerate(stories.started(hosts).hosts):
-        plan = list(stories.planned(host, 1000 + number, f"{number % 50 + 1} min ago"))
+        plan = list(stories.planned(host, 1000 + number, number % 50 + 1))
         if number % 20 == 7:
             events += stories.unreachable(
                 host, f"no answer from 10.0.{number // 250}.{number % 250} port 22"

@@ -8,13 +8,17 @@ import pytest
 
 from fleetfix.actions.gpu_processes import GpuProcesses, ProcessFacts
 from fleetfix.commands import Completed
+from fleetfix.engine.phases import shown
 from fleetfix.errors import Failure, HostError
+from fleetfix.saved_plan import announced
 
 VENV = "/opt/train/venv"
 HEADER = "index, uuid, memory.used [MiB], memory.total [MiB], mig.mode.current\n"
 GOOD = HEADER + "0, GPU-1, 0 MiB, 9 MiB, Disabled\n"
 STARTS = {"smi": {"exit": 0, "text": GOOD, "cut": False}, "cuda": {"found": True, "code": 0}}
 ENVIRONMENT = {"path": VENV, "uid": 0, "user": "root", "kind": "venv", "by": "job 4211"}
+SAVED = {"age": 720.0, "running": 86400.0, "unsure": None}
+LATE = Completed(exit=None, failure=Failure(kind="timed_out", message="it ran past its deadline"))
 
 
 def job(pid: int = 4211, **fields: Any) -> dict[str, Any]:
@@ -37,7 +41,12 @@ def found(*jobs: dict[str, Any], complete: bool = True) -> dict[str, Any]:
 
 
 def probe(
-    action: GpuProcesses, jobs: Any, where: Any = ENVIRONMENT, starts: Any = STARTS, survey: Any = None
+    action: GpuProcesses,
+    jobs: Any,
+    where: Any = ENVIRONMENT,
+    starts: Any = STARTS,
+    survey: Any = None,
+    saved: Any = SAVED,
 ) -> ProcessFacts:
     asking = action.probe()
     reads = next(asking)
@@ -48,8 +57,10 @@ def probe(
     )
     try:
         reads = asking.send(answers)
-        assert [read.function for read in reads] == ["gpus.survey"]
-        asking.send((Completed(value=survey),))
+        assert all(read.module in action.modules for read in reads)
+        known = {"gpus.survey": survey, "checkpoints.last": saved}
+        given = [known[read.function] for read in reads]
+        asking.send(tuple(one if isinstance(one, Completed) else Completed(value=one) for one in given))
     except StopIteration as end:
         facts: ProcessFacts = end.value
         return facts
@@ -139,8 +150,7 @@ def test_nothing_is_stopped_where_nothing_new_could_start(smi: dict[str, Any], w
 
 
 def test_an_answer_that_did_not_come_blocks_in_its_own_words() -> None:
-    late = Completed(exit=None, failure=Failure(kind="timed_out", message="it ran past its deadline"))
-    assert "it ran past its deadline" in plan(found(job()), starts=late).blocked
+    assert "it ran past its deadline" in plan(found(job()), starts=LATE).blocked
 
 
 def test_a_question_that_failed_is_the_hosts_failure() -> None:
@@ -167,3 +177,60 @@ def test_a_process_that_only_nvidia_smi_sees_may_be_anybodys() -> None:
 
 def test_the_grace_is_a_time() -> None:
     assert GpuProcesses.model_validate({"using": "of-job", "grace": "2m"}).grace == 120.0
+
+
+# -- what stopping costs ----------------------------------------------------------------------------
+
+
+def test_the_age_of_the_last_checkpoint_is_shown_and_is_no_part_of_what_is_announced() -> None:
+    now, later = (plan(found(job()), saved={**SAVED, "age": age}) for age in (720.0, 1020.0))
+    (one,), (two,) = now.changes, later.changes
+    assert (one.checkpoint_ages, two.checkpoint_ages) == ((720.0,), (1020.0,))
+    assert one.announces() == two.announces()
+    assert announced("stop", [shown(one)]) == announced("stop", [shown(two)])
+    assert one.summary == two.summary
+    assert (now.notes, later.notes) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("saved", "note"),
+    [
+        ({"age": None, "running": 900.0, "unsure": None}, "no checkpoint of {job} was found"),
+        (LATE, "when {job} saved its last checkpoint is unknown: it ran past its deadline"),
+        (
+            {"age": None, "running": 900.0, "unsure": "it saves to s3"},
+            "when {job} saved its last checkpoint is unknown: it saves to s3",
+        ),
+        ({"nonsense": 1}, "when {job} saved its last checkpoint is unknown: the host does not say"),
+        (
+            {"age": "nan", "running": 900.0},
+            "when {job} saved its last checkpoint is unknown: the host does not say",
+        ),
+        (
+            {"age": 7200.0, "running": 3600.0, "unsure": None},
+            "{job} has saved no checkpoint since it was started",
+        ),
+    ],
+)
+def test_what_is_not_known_of_checkpoints_is_a_note_and_holds_nothing_up(saved: Any, note: str) -> None:
+    planned = plan(found(job()), saved=saved)
+    assert planned.blocked is None
+    assert len(planned.changes) == 1
+    assert planned.notes == (note.format(job="root's job 4211 (python torchrun)"),)
+
+
+def test_a_job_that_was_just_started_need_not_have_saved() -> None:
+    assert plan(found(job()), saved={"age": 7200.0, "running": 20.0, "unsure": None}).notes == ()
+
+
+def test_checkpoints_are_asked_for_only_where_a_job_would_be_stopped() -> None:
+    asked = []
+    for jobs in (found(), found(job(environments=["/other"])), found(job(container=True)), found(job())):
+        asking = GpuProcesses().probe()
+        next(asking)
+        try:
+            reads = asking.send(tuple(Completed(value=one) for one in (jobs, ENVIRONMENT, STARTS)))
+            asked.append([(read.function, read.args["pid"], read.timeout) for read in reads])
+        except StopIteration:
+            asked.append([])
+    assert asked == [[], [], [], [("checkpoints.last", 4211, 5.0)]]
