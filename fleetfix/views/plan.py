@@ -24,7 +24,7 @@ PLANS = 4
 """Distinct plans from which on those that differ in counts alone are folded too."""
 
 PLAN_LINES = 24
-"""Lines that all plans together may take; the first is always shown whole."""
+"""Lines that all plans together may take; the first two are always shown whole."""
 
 REASONS = 8
 """Lines on hosts that are given up, and on hosts with nothing to do."""
@@ -118,7 +118,7 @@ def _work(state: RunState, started: RunStarted, paint: Paint, diff: bool) -> Ite
     shown = 0
     for one in plans:
         own = list(_plan(one, names, paint))
-        if shown and not diff and len(lines) + len(own) > PLAN_LINES:
+        if shown > 1 and not diff and len(lines) + len(own) > PLAN_LINES:
             break
         lines += own
         shown += 1

@@ -1,7 +1,7 @@
 """Nights of an operator, told from the first command to the last; the first of them has sixteen hosts.
 
-What is true on a host is asked of `independent`, which shares no code with fleetfix. All nights are on
-one fleet, and each has hosts of its own there.
+What is true on a host is asked of `independent`, which shares no code with fleetfix. From the fourth on
+the nights are on one fleet, and each has hosts of its own there.
 """
 
 from __future__ import annotations
@@ -40,6 +40,54 @@ def mended(fleet: Site, host: str) -> bool:
     foreign = [name for name in independent.distributions(pid) if name.endswith("cu13")]
     whole = independent.damaged(pid) == [] and foreign == ["nixl-cu13"]
     return whole and independent.torch_imports(pid) == MENDED
+
+
+def test_night_2_one_job_over_two_nodes_and_a_controller_that_dies_while_it_is_stopped(
+    site: Make, tmp_path: Path
+) -> None:
+    hosts = ("gpu01", "gpu02")
+    pair = site("gpu[01-02]", contaminated=["gpu01"], spanning=hosts)
+    old, healthy = {host: pair.job(host) for host in hosts}, pair.files("gpu02")
+    process = pair.start(*mend("gpu[01-02]"))
+    run = step_began(process, "wheels")
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    assert [independent.jobs(pair.pid(host)) for host in hosts] == [[], []], (
+        "a job lives on both or on none"
+    )
+    elsewhere = Site(pair.lab, tmp_path)
+    taken = elsewhere("resume", run, "--hosts", "gpu[01-02]", "-i", pair.inventory, "--yes", "--json")
+    assert (taken.exit, taken.outcomes) == (0, dict.fromkeys(hosts, "changed")), taken.told
+    assert mended(pair, "gpu01")
+    for host in hosts:
+        new = pair.job(host)
+        assert (new.argv, new.environ, new.cwd) == (old[host].argv, old[host].environ, old[host].cwd)
+        assert min(independent.first_steps(pair.pid(host))) >= FIRST_STEP, "from their checkpoint"
+        assert pair.wait_for_speed(host, 19_000, 21_000)
+    assert pair.files("gpu02") == healthy, "stopped because the job spans it, and nothing more"
+
+
+def test_night_3_a_shared_environment_is_mended_once_and_taken_back_once(site: Make) -> None:
+    hosts = ("gpu01", "gpu02")
+    pair = site("gpu[01-02]", shared=[independent.VENV])
+    before = {path: seen for path, seen in pair.files("gpu01").items() if path.startswith(independent.VENV)}
+    alone = pair.run("gpu01")
+    assert (alone.exit, alone.outcomes) == (2, {"gpu01": "blocked"}), alone.told
+    assert f"{independent.VENV} is shared with gpu02" in alone.finished("gpu01")["reason"]
+    ran = pair.run("gpu[01-02]")
+    assert (ran.exit, ran.outcomes) == (0, dict.fromkeys(hosts, "changed")), ran.told
+    assert [one["host"] for one in ran.of("change_started") if one["step"] == "wheels"] == ["gpu01"]
+    assert mended(pair, "gpu01")
+    assert mended(pair, "gpu02")
+    jobs = {host: pair.job(host) for host in hosts}
+    back = pair("rollback", ran.run_id, "-i", pair.inventory, "--yes", "--json")
+    assert (back.exit, back.outcomes) == (0, dict.fromkeys(hosts, "rolled_back")), back.told
+    for host in hosts:
+        after = {path: seen for path, seen in pair.files(host).items() if path.startswith(independent.VENV)}
+        assert after == before
+        new = pair.job(host)
+        assert new.pid != jobs[host].pid, "started anew, on what is mapped now"
+        assert (new.argv, new.environ, new.cwd) == (jobs[host].argv, jobs[host].environ, jobs[host].cwd)
 
 
 def test_night_4_a_scheduler_node_with_somebodys_job(fleet: Site) -> None:

@@ -168,6 +168,16 @@ def test_a_thousand_plans_fit_a_screen_whatever_they_differ_in() -> None:
     assert sum(len(line) > 160 for line in text.splitlines()) == 0
 
 
+def test_of_two_long_plans_none_is_hidden_whose_members_are_mended_by_one() -> None:
+    first, second = list(stories.planned("gpu01", 1)), list(stories.planned("gpu02", 2))
+    for number, event in enumerate(second):
+        if isinstance(event, StepPlanned):
+            second[number] = event.model_copy(update={"notes": (*event.notes, "made by gpu01", "for all")})
+    text = plan_text(fold(stories.records([stories.started("gpu[01-02]"), *first, *second])))
+    assert len(text.splitlines()) > 24
+    assert {"gpu01:", "gpu02:"} <= set(text.splitlines())
+
+
 @pytest.mark.parametrize(("diff", "whole"), [(False, False), (True, True)])
 def test_a_long_plan_of_a_run_that_went_on_is_told_where_it_is_asked_for(diff: bool, whole: bool) -> None:
     events = [record.event for record in uneven_thousand()]
