@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 import pytest
@@ -64,6 +65,11 @@ def test_a_dry_run_leaves_every_file_and_process_as_it_was(site: Make) -> None:
     ran = lab("run", "purge-cu13", "--hosts", ALL, "-i", lab.inventory, "--dry-run", "--diff")
     assert ran.exit == 0
     assert "repair 21 files of 4 packages" in ran.out
+    # Whatever their ages are, the two hosts are one plan; the job saves every few seconds.
+    ages = r"(\d+ s|\d min)( to (\d+ s|\d min))? ago"
+    assert re.search(rf"stop root's job 2 \(python torchrun\): 2 GPUs, last checkpoint {ages}", ran.out)
+    assert re.search(r"^oldest last checkpoint: \S+ \S+ ago, on gpu0[12]$", ran.out, re.MULTILINE)
+    assert "gpu[01-02] (2):" in ran.out
     assert "nothing was changed" in ran.out
     after = {host: lab.lab.files(host, ignore=independent_job_files()) for host in before}
     assert after == before

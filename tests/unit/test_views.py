@@ -200,6 +200,41 @@ def test_what_rests_on_the_word_of_its_author_is_said() -> None:
     assert "asked by the author's own check, which ran on these hosts: wheels" in lines
 
 
+def stopping(host: str, *ages: float, note: str = "") -> list[Event]:
+    """A host whose jobs would be stopped, with the ages of their last checkpoints."""
+    change = stories.stop_change(len(host)).model_copy(update={"job": "stops", "checkpoint_ages": ages})
+    notes = (note,) if note else ()
+    return [
+        StepPlanned(host=host, step="stop", pending=True, changes=(change,), notes=notes),
+        HostPlanned(host=host, pending=True),
+    ]
+
+
+def test_hosts_whose_checkpoints_differ_in_age_alone_are_one_and_the_oldest_is_named() -> None:
+    events = [
+        stories.started("gpu[01-05]"),
+        *stopping("gpu01", 45.0),
+        *stopping("gpu02", 3 * 3600.0 + 1201.0),
+        *stopping("gpu03", 719.0),
+        *stopping("gpu04", 60.0, 9 * 86400.0),  # two jobs
+        *stopping("gpu05", note="no checkpoint of alice's job 4 (torchrun) was found"),
+    ]
+    text = plan_text(fold(stories.records(events)))
+    assert "\ngpu[01-03] (3):\n" in text
+    assert "8 GPUs, last checkpoint 45 s to 3 h 20 min ago  [compensable]" in text
+    assert "8 GPUs, oldest last checkpoint 9 d ago  [compensable]" in text
+    assert "note: no checkpoint of alice's job 4 (torchrun) was found" in text
+    assert "oldest last checkpoint: 9 d ago, on gpu04; not known on gpu05" in text.splitlines()
+    alone = plan_text(fold(stories.records([stories.started("gpu[01-02]"), *stopping("gpu01")])))
+    assert "last checkpoint: known of no job that is stopped, gpu01" in alone.splitlines()
+
+
+def test_a_plan_that_stops_no_job_says_nothing_of_checkpoints() -> None:
+    planned = StepPlanned(host="gpu01", step="wheels", pending=True, changes=(stories.WHEELS,))
+    events = [stories.started("gpu01"), planned, HostPlanned(host="gpu01", pending=True)]
+    assert "checkpoint" not in plan_text(fold(stories.records(events)))
+
+
 def test_a_stopped_job_heads_the_summary() -> None:
     assert summary(stories.all_outcomes()).splitlines()[0] == "JOB STOPPED, NOT RESTARTED: gpu[06-07] (2)"
 
