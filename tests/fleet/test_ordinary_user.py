@@ -75,11 +75,11 @@ def as_nobody() -> Iterator[Fleetfix]:
 
 
 def test_an_ordinary_user_makes_a_lab_and_mends_it(as_nobody: Fleetfix) -> None:
-    up = as_nobody("lab", "up", "--hosts", "gpu[01-02]")
+    up = as_nobody("lab", "up", "--hosts", "gpu[01-05]")
     if "namespaces" in up.err:
         pytest.skip(f"no user namespaces here: {up.err.strip()}")
     assert up.exit == 0, up.err
-    asked = ("--hosts", "gpu[01-02]", "-i", "lab", "--yes", "--json")
+    asked = ("--hosts", "gpu[01-02]", "-i", "lab", "--yes", "--json", "--canary", "0", "--batch", "100%")
     ran = as_nobody("run", "purge-cu13", *asked)
     assert ran.outcomes == {"gpu01": "changed", "gpu02": "changed"}, ran.told
     speeds = [e["measured"]["rate"] for e in ran.of("step_finished") if e["step"] == "speed"]
@@ -87,3 +87,11 @@ def test_an_ordinary_user_makes_a_lab_and_mends_it(as_nobody: Fleetfix) -> None:
     again = as_nobody("run", "purge-cu13", *asked)
     assert (again.exit, set(again.outcomes.values())) == (0, {"ok"}), again.told
     assert json.loads(again.out.splitlines()[-1])["event"] == {"kind": "run_finished", "exit": 0}
+    faults = {"gpu03": "slurm_node", "gpu04": "container_job", "gpu05": "unfinished_run"}
+    for host, fault in faults.items():
+        assert as_nobody("lab", "break", host, "--fault", fault).exit == 0
+    sick = as_nobody("run", "purge-cu13", "--hosts", "gpu[03-05]", "-i", "lab", "--dry-run", "--json")
+    assert sick.outcomes == {"gpu03": "blocked", "gpu04": "blocked", "gpu05": "unfinished"}, sick.told
+    healed = as_nobody("lab", "heal")
+    assert healed.exit == 0, healed.err
+    assert [f"{host}: healed of {fault}" in healed.out for host, fault in faults.items()] == [True] * 3
