@@ -16,7 +16,7 @@ from fleetfix.recorder import Recorder
 from fleetfix.state import HostState, RunState, fold
 from tests.engine.clusters import STEPS, Cluster, Stop
 from tests.engine.test_resume import Cut
-from tests.engine.toys import Shelf, Switch, play, request, resume, step
+from tests.engine.toys import Lit, Shelf, Switch, play, request, resume, step
 
 ALL_MAY_FAIL = Policy(canary=0, batch=(Share.parse("100%"),), max_unreachable=Share.parse("100%"))
 
@@ -118,6 +118,23 @@ async def test_a_member_that_is_blocked_blocks_the_others() -> None:
     state, _ = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
     assert outcomes(state) == dict.fromkeys(cluster.hosts, "blocked")
     assert "on gpu02: the job is odd" in reasons(state)["gpu01"]
+    assert cluster.told == []
+
+
+async def test_a_cohort_by_word_alone_goes_as_one_and_misses_whoever_is_not_there() -> None:
+    """Nothing shows that these hosts train one job: the inventory says so."""
+    steps = [step("stop", Stop(nodes=1), when_pending=("mend",), barrier=True), *STEPS[1:]]
+    by_word = {name: {"cohort": "llama3"} for name in ("gpu01", "gpu02")}
+    cluster = Cluster("gpu01", "gpu02")
+    state, shelf = await play(cluster.fleet, steps, policy=ALL_MAY_FAIL, variables=by_word)
+    assert set(outcomes(state).values()) == {"changed"}
+    assert shelf.of("cohort_formed")[0].name == "llama3"
+    assert cluster.last("capture") < cluster.first("stop")
+    cluster = Cluster("gpu01", "gpu02")
+    cluster.hosts["gpu02"].refuse()
+    state, _ = await play(cluster.fleet, steps, policy=ALL_MAY_FAIL, variables=by_word)
+    assert outcomes(state) == {"gpu01": "blocked", "gpu02": "unreachable"}
+    assert "cohort llama3, and gpu02 is unreachable" in reasons(state)["gpu01"]
     assert cluster.told == []
 
 
@@ -264,39 +281,36 @@ async def test_the_operators_second_interrupt_ends_all_members() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "outcome", "job", "sound"),
-    [
-        ("finish", "changed", "running", True),
-        ("rollback", "rolled_back", "running", False),
-        ("leave", "cancelled", "running", False),
-    ],
+    ("choice", "outcome", "sound"),
+    [("finish", "changed", True), ("rollback", "rolled_back", False), ("leave", "cancelled", False)],
 )
 async def test_an_interrupt_asks_once_for_all_members_also_where_one_waits_for_another(
-    choice: Any, outcome: str, job: str, sound: bool
+    choice: Any, outcome: str, sound: bool
 ) -> None:
     """gpu02 has come to the barrier, gpu01 is at work before it: that is a safe point of both."""
     cluster, interrupts, asked = Cluster("gpu01", "gpu02", broken=("gpu01", "gpu02")), Interrupts(), []
-
-    def interrupt(args: dict[str, Json], world: dict[str, Any]) -> None:
-        interrupts.interrupt("INT")
-        world[str(args["name"])] = args["to"]
+    shelf = Shelf()
 
     async def choose(state: RunState) -> Any:
         asked.append(state.interrupted)
         return choice
 
-    for host in cluster.hosts.values():
-        host.world["parts"] = False
+    async def set_(args: dict[str, Json], world: dict[str, Any]) -> None:
+        if args == {"name": "parts", "to": True}:
+            while not any((e.host, e.step) == ("gpu02", "stop") for e in shelf.of("step_waited")):
+                await asyncio.sleep(0)
+            interrupts.interrupt("INT")
+        world[str(args["name"])] = args["to"]
+
+    cluster.hosts["gpu01"].world["parts"] = False
     cluster.hosts["gpu02"].world["parts"] = True
-    toy = cluster.hosts["gpu01"].rules["toy.set"]
-    cluster.hosts["gpu01"].on(
-        "toy.set",
-        lambda args, world: (interrupt if args["name"] == "parts" and args["to"] else toy)(args, world),  # type: ignore[operator]
+    cluster.hosts["gpu01"].on("toy.set", set_)
+    steps = [step("parts", Switch(name="parts")), step("look", Lit(name="lamp")), *STEPS]
+    state, _ = await play(
+        cluster.fleet, steps, policy=ALL_MAY_FAIL, interrupts=interrupts, choose=choose, shelf=shelf
     )
-    steps = [step("parts", Switch(name="parts")), *STEPS]
-    state, _ = await play(cluster.fleet, steps, policy=ALL_MAY_FAIL, interrupts=interrupts, choose=choose)
     assert asked == [1]
-    assert cluster.jobs() == dict.fromkeys(cluster.hosts, job)
+    assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
     assert {host.world["sound"] for host in cluster.hosts.values()} == {sound}
     assert outcomes(state)["gpu01"] == outcome, reasons(state)
 

@@ -206,13 +206,14 @@ def request(
     steps_of: Mapping[str, Sequence[Step]] | None = None,
     machine: str = "",
     expected: Mapping[str, frozenset[str]] | None = None,
+    variables: Mapping[str, dict[str, Json]] | None = None,
 ) -> Request:
     policy = policy or Policy(canary=1, batch=(Share.parse("100%"),), max_unreachable=Share.parse("100%"))
     return Request(
         run=run,
         playbook=TOY,
         hosts=tuple(
-            Host(name=name, address=name, port=None, user=None, via=None, transport="scripted", vars={})
+            Host(name=name, address=name, transport="scripted", vars=(variables or {}).get(name, {}))
             for name in hosts
         ),
         steps={name: tuple((steps_of or {}).get(name, steps)) for name in hosts},
