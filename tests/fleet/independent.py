@@ -104,7 +104,8 @@ def jobs(pid: int, venv: str = VENV) -> list[Job]:
         if one.name.isdigit() and _is_launcher(one, namespace, venv)
     }
     # A worker looks like its launcher until it has become what it was forked for.
-    return [_job(pid) for pid, parent in found.items() if parent not in found]
+    seen = (_job(pid) for pid, parent in found.items() if parent not in found)
+    return [job for job in seen if job is not None]
 
 
 def _parent(one: Path) -> int:
@@ -122,7 +123,15 @@ def _is_launcher(one: Path, namespace: str, venv: str) -> bool:
         return False
 
 
-def _job(pid: int) -> Job:
+def _job(pid: int) -> Job | None:
+    """A job; None where it ended while it was looked at."""
+    try:
+        return _read_job(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _read_job(pid: int) -> Job:
     here = Path(f"/proc/{pid}")
     umask = re.search(r"^Umask:\s*(\d+)", (here / "status").read_text(), re.M)
     return Job(
