@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fleetfix.events import Outcome
+from fleetfix.events import Outcome, WaveStarted
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.policy import Policy, Share
@@ -69,10 +69,11 @@ def next_wave(state: RunState, policy: Policy) -> Wave | None:
     if not state.waves and policy.canary:
         return Wave(CANARY, _canary(state, policy, usual or late[:1]))
     if usual:
-        number = _so_many(state, _BATCH)
+        number = batches_called(state.waves)
         size = batch(policy, number).of(len(with_a_turn(state)), least=1)
         return Wave(f"{_BATCH}{number + 1}", _whole_units(usual, size))
-    return Wave(f"{_LAST}{_so_many(state, _LAST) + 1}", late[0])
+    lasts = sum(wave.name.startswith(_LAST) for wave in state.waves)
+    return Wave(f"{_LAST}{lasts + 1}", late[0])
 
 
 def canary(state: RunState, policy: Policy) -> tuple[str, ...]:
@@ -105,6 +106,11 @@ def same_machine(state: RunState) -> dict[str, HostSet]:
         if host.machine:
             names.setdefault(host.machine, []).append(name)
     return {name: HostSet(alike) for alike in names.values() if len(alike) > 1 for name in alike}
+
+
+def batches_called(waves: Iterable[WaveStarted]) -> int:
+    """How many of these waves were batches: the next one has the size that comes after theirs."""
+    return sum(wave.name.startswith(_BATCH) for wave in waves)
 
 
 # -- what is known before any connection ----------------------------------------------------------
@@ -183,10 +189,6 @@ def _whole_units(waiting: Sequence[Unit], size: int) -> tuple[str, ...]:
             break
         picked += unit
     return tuple(picked)
-
-
-def _so_many(state: RunState, kind: str) -> int:
-    return sum(wave.name.startswith(kind) for wave in state.waves)
 
 
 def _has_work(host: HostState) -> bool:

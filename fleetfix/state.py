@@ -160,6 +160,10 @@ class RunState:
     halted: str | None = None
     tripped: str | None = None
     """Why the breaker tripped in this run; it is halted then, too."""
+    taken_up: tuple[str, ...] = ()
+    """The hosts with which the run went on when it was last taken up again."""
+    waves_before: int = 0
+    """How many waves were called before that."""
     settled: frozenset[str] = frozenset()
     """Hosts that ended before somebody reset the breaker and took the run up again without them."""
     interrupted: int = 0
@@ -169,6 +173,11 @@ class RunState:
 
     def count(self, *outcomes: Outcome) -> int:
         return sum(1 for host in self.hosts.values() if host.outcome in outcomes)
+
+
+def goes_on(state: RunState) -> bool:
+    """Whether a run was taken up again and has not come to its end since."""
+    return bool(state.taken_up) and state.exit is None
 
 
 def to_take_up(state: RunState) -> tuple[str, ...]:
@@ -237,6 +246,8 @@ def _resumed(state: RunState, event: RunResumed) -> RunState:
         state.hosts[name] = _taken_up(state.hosts.get(name, HostState(name)))
     return replace(
         state,
+        taken_up=event.hosts,
+        waves_before=len(state.waves),
         halted=None,
         tripped=None,
         settled=state.settled | ended if state.tripped is not None else state.settled,

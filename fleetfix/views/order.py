@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleetfix.order import canary, goes_last, with_a_turn
+from fleetfix.order import batches_called, canary, goes_last, with_a_turn
 from fleetfix.policy import Policy
-from fleetfix.state import RunState
+from fleetfix.state import RunState, goes_on
 from fleetfix.views.amounts import count, duration
 
 
@@ -18,6 +18,9 @@ def order_text(state: RunState, policy: Policy) -> str:
 
 
 def _waves(state: RunState, policy: Policy, turns: frozenset[str]) -> Iterator[str]:
+    if goes_on(state) and state.waves_before:
+        yield from _waves_left(state, policy, turns)
+        return
     first = canary(state, policy)
     last = {name: why for name, why in goes_last(state).items() if name in turns and name not in first}
     if first:
@@ -27,6 +30,23 @@ def _waves(state: RunState, policy: Policy, turns: frozenset[str]) -> Iterator[s
         yield f"{'then ' if first else ''}{_batches(policy, len(turns), left)}"
     for number, (name, why) in enumerate(last.items()):
         yield f"{'' if number else 'last, one at a time, '}{name} ({why})"
+
+
+def _waves_left(state: RunState, policy: Policy, turns: frozenset[str]) -> Iterator[str]:
+    """What is left of the order of a run that is taken up again: who was called goes on first."""
+    before = state.waves[: state.waves_before]
+    called = {name for wave in before for name in wave.hosts}
+    on = [name for name in state.taken_up if name in called and state.hosts[name].is_open]
+    left = [name for name in state.taken_up if name in turns and name not in called]
+    if on:
+        yield f"{count(len(on), 'host')} of {before[-1].name} first"
+    last = [name for name in goes_last(state) if name in left]
+    if len(left) > len(last):
+        sizes = policy.batch[min(batches_called(before), len(policy.batch) - 1) :]
+        words = _batches(policy.model_copy(update={"batch": sizes}), len(turns), len(left) - len(last))
+        yield f"{'then ' if on else ''}{words}"
+    for number, name in enumerate(last):
+        yield f"{'' if number else 'last, one at a time, '}{name} ({goes_last(state)[name]})"
 
 
 def _batches(policy: Policy, turns: int, left: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fleetfix.commands import RISK_ORDER
 from fleetfix.events import GOOD, ChangeShown, RunStarted, StepFinished, StepPlanned
 from fleetfix.hostset import HostSet
-from fleetfix.state import HostState, RunState
+from fleetfix.state import HostState, RunState, goes_on
 from fleetfix.views.amounts import count, size
 from fleetfix.views.checkpoints import oldest, said_of_change
 from fleetfix.views.grouping import Group, counted, fold, group
@@ -31,20 +32,43 @@ REASONS = 8
 
 
 def plan_text(state: RunState, *, diff: bool = False, paint: Paint = PLAIN) -> str:
-    """Write the plan that a survey found; hosts that cannot be worked on come first."""
+    """Write the plan that a survey found; hosts that cannot be worked on come first.
+
+    Of a run that was taken up again and goes on: what is left to do. Of one that has ended: what there
+    was to do before anything was changed.
+    """
     started = state.started
     if started is None:
         return "nothing was planned"
-    lines = [_head(started)]
-    lines += _given_up(state, paint)
-    lines += _work(state, started, paint, diff)
-    lines += _idle(state)
-    lines += _terms(state, started, paint)
+    shown = _of_now(state)
+    lines = [_head(started, HostSet(shown.hosts))]
+    lines += _given_up(shown, paint)
+    lines += _work(shown, started, paint, diff)
+    lines += _begun(shown)
+    lines += _idle(shown)
+    lines += _terms(shown, started, order_text(state if goes_on(state) else shown, started.policy), paint)
     return "\n".join(lines)
 
 
-def _head(started: RunStarted) -> str:
-    hosts = HostSet(started.hosts)
+def _of_now(state: RunState) -> RunState:
+    """The hosts that the plan is about, with their plans."""
+    if goes_on(state):
+        return replace(state, hosts={name: state.hosts[name] for name in state.taken_up})
+    if state.taken_up:
+        return replace(state, hosts={name: _as_before(host) for name, host in state.hosts.items()})
+    return state
+
+
+def _as_before(host: HostState) -> HostState:
+    """A host with the plan from before it was touched: the one for what was left says less."""
+    steps = {
+        id: replace(step, planned=step.before) if step.before else step for id, step in host.steps.items()
+    }
+    had = host.started and any(step.before is not None and step.before.pending for step in steps.values())
+    return replace(host, steps=steps, pending=True if had else host.pending)
+
+
+def _head(started: RunStarted, hosts: HostSet) -> str:
     digest = f" ({started.digest[:12]})" if started.digest else ""
     return f"plan: {started.playbook} on {counted(hosts)}, from {started.source}{digest}"
 
@@ -171,7 +195,7 @@ def _alike(state: RunState, started: RunStarted, diff: bool) -> list[Group]:
     plans = (
         (host.name, "\n".join(_of_host(host, started, diff)))
         for host in state.hosts.values()
-        if host.pending and host.name not in refused
+        if host.pending and host.name not in refused and not _goes_back(host)
     )
     return group(plans, most=PLANS)
 
@@ -217,9 +241,32 @@ def _difference(change: ChangeShown) -> Iterator[str]:
         yield f"… {len(lines) - DIFF_LINES} lines more"
 
 
+def _goes_back(host: HostState) -> bool:
+    return host.is_open and host.going_back
+
+
+def _begun(state: RunState) -> Iterator[str]:
+    """Hosts of a run that is taken up again on which it had begun, and no plan says what comes."""
+    if not goes_on(state):
+        return
+    begun = [host for host in state.hosts.values() if host.is_open and host.started]
+    back = HostSet(host.name for host in begun if host.going_back)
+    rest = HostSet(host.name for host in begun if host.pending is False) - back
+    for hosts, what in (
+        (back, "goes on going back"),
+        (rest, "nothing more to change; the rest is checked"),
+    ):
+        if hosts:
+            yield ""
+            yield f"{counted(hosts)}: begun before: {what}"
+
+
 def _idle(state: RunState) -> Iterator[str]:
+    begun = goes_on(state)
     idle = HostSet(
-        host.name for host in state.hosts.values() if host.pending is False and not _refusal(host)[0]
+        host.name
+        for host in state.hosts.values()
+        if host.pending is False and not _refusal(host)[0] and not (begun and host.started)
     )
     if idle:
         yield ""
@@ -259,8 +306,8 @@ def _as_one(state: RunState) -> Iterator[str]:
         yield f"as one: {count(len(cohorts) - MOST_COHORTS, 'more cohort')}"
 
 
-def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
-    pending = [host for host in state.hosts.values() if host.pending]
+def _terms(state: RunState, started: RunStarted, order: str, paint: Paint) -> Iterator[str]:
+    pending = [host for host in state.hosts.values() if host.pending and not _goes_back(host)]
     if not pending:
         return
     yield ""
@@ -274,7 +321,7 @@ def _terms(state: RunState, started: RunStarted, paint: Paint) -> Iterator[str]:
     if nowhere := [step for step, hosts in started.only.items() if not hosts]:
         yield paint("warn", f"on none of these hosts by their own `hosts`: {', '.join(nowhere)}")
     yield from _as_one(state)
-    yield f"order: {order_text(state, started.policy)}"
+    yield f"order: {order}"
     if lost := [host.name for host in pending if host.connected and not host.durable]:
         yield paint(
             "warn",

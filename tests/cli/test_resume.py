@@ -140,6 +140,38 @@ def test_a_resume_at_a_terminal_shows_what_is_left_and_asks(
     assert f"go back on gpu01: fleetfix rollback {run}" in result.out
 
 
+def test_the_plan_of_a_resume_is_what_is_left_and_that_of_the_run_what_there_was(
+    cut: Callable[..., Result], fleetfix: Line, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = cut("--batch", "1").run
+    with fleet:
+        fleetfix("resume", run, "--hosts", "gpu01", "--yes")
+    fleet["gpu02"].world["hook"] = lambda: (fleet["gpu02"].world.pop("hook"), interrupt())
+    with fleet:
+        fleetfix("resume", run, "--yes")
+    fleet["gpu02"].world["right"] = True  # what is left there was done meanwhile
+
+    async def yes() -> str:
+        return "y"
+
+    monkeypatch.setattr(consent, "at_terminal", lambda: True)
+    monkeypatch.setattr(consent, "_typed", yes)
+    with fleet:
+        result = fleetfix("resume", run)
+        shown = fleetfix("show", run)
+    assert (result.code, "4 changed" in result.out) == (0, True)
+    asked = result.err.partition("go on with 3 hosts gpu[02-04]?")[0]
+    assert "plan: lamps on gpu[02-04] (3)," in asked
+    assert "gpu01" not in asked
+    assert "gpu02: begun before: nothing more to change; the rest is checked" in asked
+    assert "gpu[03-04] (2):\n" in asked
+    assert "nothing to do" not in asked
+    assert "order: 1 host of batch 1 first, then batches of 1" in asked
+    assert "plan: lamps on gpu[01-04] (4)," in shown.out
+    assert "gpu[01-04] (4):\n  left" in shown.out
+    assert "order: canary of 1, then batches of 1" in shown.out
+
+
 def test_a_run_that_its_policy_halted_would_halt_again(fleetfix: Line, fleet: Fleet) -> None:
     fleet["gpu01"].world["broken"] = "right"
     with fleet:
