@@ -91,6 +91,8 @@ async def undo_all(
     step = ""
     for one in reversed(past):
         if one.state == "undone":
+            if one.id in known:  # from another machine: what the journal holds to be open is not
+                _tell(host, one, None, recorder)
             continue
         if in_turn is not None and one.step != step:
             step = one.step

@@ -26,12 +26,14 @@ OPERATOR = "bob"
 SECONDS = 30.0
 """How long another run may take to get where it is wanted, or to go back."""
 
+MARK = "/run/other-work"
+
 # It changes something that can be undone, and then waits for what never comes.
-PLAYBOOK = """
+PLAYBOOK = f"""
 name: other-work
 steps:
   - id: mark
-    shell: {check: test -e /run/never, run: touch /run/other-work, undo: rm -f /run/other-work}
+    shell: {{check: test -e /run/never, run: touch {MARK}, undo: rm -f {MARK}}}
     within: 24h
     every: 60s
 """
@@ -61,15 +63,22 @@ def driver_of(undo: Json) -> Started:
 def go_back(scene: Scene, undo: Json) -> None:
     """End the other run, undo what it did, and remove what the host remembers of it."""
     _cut(scene, undo)
-    back = _fleetfix("rollback", undo["run"], "--hosts", scene.name, *_with(scene))
+    records, run = _records(scene), undo["run"]
+    if (records / "claims" / f"{run}.json").exists():
+        _roll_back(scene, run)
+    # Where somebody released the run its mark was left.
+    Path(f"/proc/{scene.init}/root{MARK}").unlink(missing_ok=True)
+    shutil.rmtree(records if undo["new"] else records / "runs" / run, ignore_errors=True)
+    shutil.rmtree(_folder(scene), ignore_errors=True)
+
+
+def _roll_back(scene: Scene, run: str) -> None:
+    back = _fleetfix("rollback", run, "--hosts", scene.name, *_with(scene))
     done = subprocess.run(
         back, env=_environ(scene), check=False, capture_output=True, text=True, timeout=SECONDS
     )
     if done.returncode != 0:
-        raise LabError(f"{scene.name}: run {undo['run']} did not go back: {' '.join(done.stderr.split())}")
-    records = _records(scene)
-    shutil.rmtree(records if undo["new"] else records / "runs" / undo["run"], ignore_errors=True)
-    shutil.rmtree(_folder(scene), ignore_errors=True)
+        raise LabError(f"{scene.name}: run {run} did not go back: {' '.join(done.stderr.split())}")
 
 
 def _folder(scene: Scene) -> Path:

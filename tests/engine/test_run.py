@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from copy import deepcopy
 
 import pytest
 
@@ -709,3 +710,17 @@ async def test_a_session_that_cannot_come_back_is_lost_and_not_asked_again(kind:
     state, _ = await play(Fleet({"gpu01": host}), [SWITCHES[0], lamp], clock=clock)
     assert outcomes(state) == {"gpu01": "rollback_pending"}
     assert (len(asked), clock.slept) == (1, [])
+
+
+async def test_a_host_that_went_back_by_another_machine_is_back_for_this_one_too() -> None:
+    host = toy_host(a=False)
+    host.lose(after=1)
+    fleet, here = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, SWITCHES[:1], shelf=here)
+    before = deepcopy(state)
+    assert (await go_back(fleet, Shelf(), state)).rolled_back_exit == 0
+    undone = host.runs("undo")
+    state = await go_back(fleet, here, before)
+    assert (outcomes(state), state.rolled_back_exit) == ({"gpu01": "rolled_back"}, 0)
+    assert state.hosts["gpu01"].changes == {}
+    assert host.runs("undo") == undone
