@@ -48,8 +48,11 @@ class LastCheckpoint(Value):
 
 def understood(reply: Completed) -> LastCheckpoint:
     """Read a host's answer. None that comes is an error: a plan does not wait for this."""
+    failure = reply.failure
+    if failure is not None and failure.kind in ("timed_out", "hung"):
+        return LastCheckpoint(unsure="where it saves does not answer")
     if not reply.ok:
-        return LastCheckpoint(unsure=reply.failure.message if reply.failure else "the host does not say")
+        return LastCheckpoint(unsure=failure.message if failure else "the host does not say")
     try:
         return LastCheckpoint.model_validate(reply.value)
     except ValidationError:

@@ -196,10 +196,14 @@ def test_the_age_of_the_last_checkpoint_is_shown_and_is_no_part_of_what_is_annou
     ("saved", "note"),
     [
         ({"age": None, "running": 900.0, "unsure": None}, "no checkpoint of {job} was found"),
-        (LATE, "when {job} saved its last checkpoint is unknown: it ran past its deadline"),
+        (LATE, "when {job} saved its last checkpoint is unknown: where it saves does not answer"),
         (
             {"age": None, "running": 900.0, "unsure": "it saves to s3"},
             "when {job} saved its last checkpoint is unknown: it saves to s3",
+        ),
+        (
+            Completed(exit=None, failure=Failure(kind="blocked", message="no rights")),
+            "when {job} saved its last checkpoint is unknown: no rights",
         ),
         ({"nonsense": 1}, "when {job} saved its last checkpoint is unknown: the host does not say"),
         (
