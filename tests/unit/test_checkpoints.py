@@ -110,12 +110,14 @@ def test_where_it_saves_is_what_its_options_and_configuration_name(job: Job, opt
         ["--save-interval", "out", "--load", "out", "--pretrained-checkpoint", "out", "--data-path", "out"],
         ["--resume_from_checkpoint=out", "--save", "true", "--checkpoint", "none", "--output", "5"],
         ["--config", "missing.toml", "--config", "folder.toml"],
+        ["--config", "data.yaml"],
         ["--save"],
     ],
 )
 def test_what_names_no_place_to_save_leads_to_none(job: Job, options: list[str]) -> None:
     job.put("out/step-1000/model.safetensors", 5)
     job.put("folder.toml/x", 5)
+    job.put("data.yaml", 5, "checkpoint:\n  keep: 3\ndir: out\n")
     answer = job.runs(*options).last()
     assert (answer["age"], answer["unsure"]) == (None, None)
     assert answer["running"] >= 0
@@ -153,6 +155,7 @@ FILES = [
     (["step-100/.metadata 15", "step-100/__0_0.distcp 16", "step-200/__0_0.distcp 0"], 15),
     # DeepSpeed: `latest` is written when all ranks are done.
     (["latest 25", "global_step500/mp_rank_00_model_states.pt 25", "global_step600/mp_rank_00.pt 0"], 25),
+    (["latest 25", "step-500.pt 25", "step-600.pt 0"], 25),
     # What is being written, or was left half.
     (["model.pt 40", "model.pt.tmp 0", "tmp-checkpoint-9/model.pt 0", ".step-9/model.pt 0"], 40),
     (["epoch_0/model-00001.safetensors 12", "epoch_1/model-00001.safetensors 3", "log.txt 0"], 3),
