@@ -385,7 +385,9 @@ class Conversation:
         return tuple(known[_identity(one)] for one in reads)
 
     async def acquire(self) -> None:
-        self._info = _as_info(await self._request({"op": "acquire"}))
+        sweep = self.info.holds_due
+        calls = (Call(function="holds.sweep"),) if sweep else ()
+        self._info = _as_info(await self._request({"op": "acquire", "sweep": sweep}, calls))
 
     async def change(self, id: str, step: str, change: Change) -> Completed:
         calls = (*change.do, *change.undo, *change.commit)

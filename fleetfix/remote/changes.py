@@ -33,10 +33,13 @@ KEPT = ("key", "summary", "before", "after", "risk", "job", "do", "undo", "commi
 
 
 def acquire(runner, frame):
-    """Take lease and claim, and say anew what this host is."""
+    """Take lease and claim, and say anew what this host is. Holds whose time is over go by the way."""
     _wet(runner)
     refuse_where_disabled(runner)
     _own(runner)
+    if frame.get("sweep"):
+        # What cannot be removed now is tried again by the next session.
+        yield runner.fork("change", "", _on_holds(runner, "holds.sweep"))
     return runner.info()
 
 
@@ -328,7 +331,7 @@ def commit(runner, frame):
     for entry in list(runner.records.log.entries.values()):
         if not entry.committed and runner.records.state(entry) == "done":
             yield from _commit(runner, entry)
-    answer = yield runner.fork("change", "", _dropping(runner, runner.function("holds.drop_of_run")))
+    answer = yield runner.fork("change", "", _on_holds(runner, "holds.drop_of_run"))
     if not is_ok(answer):
         raise Refusal("command", "not all was dropped: %s" % _why(answer), "commit it again")
     runner.records.log.append("ended", outcome="committed", commit=True)
@@ -359,11 +362,13 @@ def _refuse_unsettled(runner):
         )
 
 
-def _dropping(runner, function):
+def _on_holds(runner, name):
+    """The work of a child that lets go of what was held for a while."""
+    function = runner.function(name)
+
     def work(tell):
-        tell({"call": "holds.drop_of_run", "timeout": 300.0})
-        context = runner.context("", 300.0, tell.say)
-        tell({"done": calls.perform(context, function, "holds.drop_of_run", {})})
+        tell({"call": name, "timeout": 300.0})
+        tell({"done": calls.perform(runner.context("", 300.0, tell.say), function, name, {})})
 
     return work
 

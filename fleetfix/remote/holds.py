@@ -272,6 +272,7 @@ def expire(ctx, held, until):
     return until
 
 
+@write
 def sweep(ctx):
     """Remove the holds whose time is over."""
     _drop_where(ctx, lambda note: note.get("until", 0) <= time.time())

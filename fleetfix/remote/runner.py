@@ -221,6 +221,7 @@ class Runner(Loop):
             "disabled": self.places.disabled(),
             "claims": self.claims.told_to(self.run),
             "lease": lease and {name: lease[name] for name in names},
+            "holds_due": holds_due(self.home),
         }
 
     def past(self, frame):
@@ -283,6 +284,24 @@ class Runner(Loop):
             self.tell({"n": n, "error": calls.failure("cancelled", "it was not begun")})
         if self._drop_writing():
             self.tell({"n": self.writing_for, "error": calls.failure("cancelled", "it was not begun")})
+
+
+def holds_due(home):
+    """Whether the time of anything that is held here for a while is over."""
+    folder = os.path.join(home, "holds")
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    return any(_until(os.path.join(folder, name)) <= time.time() for name in names)
+
+
+def _until(path):
+    try:
+        with open(path, "rb") as file:
+            return float(json.loads(file.read()).get("until", 0))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return float("inf")
 
 
 AT_SIGHT = {

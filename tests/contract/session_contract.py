@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -346,6 +347,23 @@ class HostContract(SessionPromises):
     """Promises about commands, processes, files and lines that break."""
 
     # -- answers ----------------------------------------------------------------------------------
+
+    async def test_what_is_held_for_a_while_goes_when_its_time_is_over(self, place: Place) -> None:
+        first = await place.open("r1")
+        await first.acquire()
+        home = Path(first.info.home)
+        (home / "holds").mkdir()
+        for name, until in (("over", 1.0), ("kept", 9e9)):
+            (home / name).mkdir()
+            note = {"outer": str(home / name), "until": until, "run": "r0"}
+            (home / "holds" / f"{name}.json").write_text(json.dumps(note))
+        await first.end("ok", keep_claim=False, commit=False)
+        second = await place.open("r2")
+        assert second.info.holds_due
+        assert (home / "over").exists(), "a session that only looks changes nothing"
+        await second.acquire()
+        assert not second.info.holds_due
+        assert [name for name in ("over", "kept") if (home / name).exists()] == ["kept"]
 
     async def test_what_a_newer_run_changed_again_is_not_undone_under_it(self, place: Place) -> None:
         for run in ("r1", "r2"):

@@ -29,6 +29,13 @@ def begun(lab: Site, host: str, run: str) -> Counter[str]:
     return Counter(record["change"]["key"] for record in records if record["kind"] == "begun")
 
 
+def held(lab: Site) -> list[str]:
+    """The folders in which the old bytes of a repair are kept."""
+    top = independent.root(lab.pid("gpu01"))
+    places = [top / "var/lib/fleetfix", top / "opt"]
+    return [str(path) for place in places for path in place.rglob(".fleetfix-*")]
+
+
 def killed_at(lab: Site, step: str) -> str:
     """A run whose controller is killed as a step begins; its id."""
     process = lab.start("run", "purge-cu13", "--hosts", "gpu01", "-i", lab.inventory, "--yes", "--json")
@@ -59,6 +66,19 @@ def test_a_run_whose_controller_was_killed_goes_on_where_it_was(site: Make) -> N
     mended_once(lab, lab("resume", run, "--yes", "--json"), run, before)
     again = lab("resume", run, "--yes")
     assert (again.exit, "nothing to resume" in again.out) == (0, True)
+
+    assert held(lab), "what the repair replaced is kept for a while"
+    new = lab.job("gpu01")
+    committed = lab("commit", run)
+    assert committed.exit == 0, committed.err
+    assert held(lab) == []
+    for elsewhere in ((), ("--hosts", "gpu01", "-i", lab.inventory)):
+        for file in (lab.home / "state").glob("journal.db*") if elsewhere else ():
+            file.unlink()
+        back = lab("rollback", run, *elsewhere)
+        assert back.exit in (1, 2)
+        assert "was committed" in back.err
+    assert lab.job("gpu01") == new, "nothing of it was undone"
 
 
 def test_another_machine_goes_on_with_it_by_what_the_host_keeps(
