@@ -132,6 +132,8 @@ def interrupted(signal: str, times: int) -> str:
 
 def _finished(event: HostFinished, state: RunState, paint: Paint) -> str | None:
     host = state.hosts[event.host]
+    if state.started is not None and state.started.dry:
+        return None  # the plan tells of it, folded, as soon as the others have answered
     if event.outcome == "not_started" or (event.outcome in GOOD and not event.touched):
         return None
     why = one_line(event.reason) if event.outcome in GOOD else said_of(host)

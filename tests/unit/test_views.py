@@ -168,6 +168,17 @@ def test_a_thousand_plans_fit_a_screen_whatever_they_differ_in() -> None:
     assert sum(len(line) > 160 for line in text.splitlines()) == 0
 
 
+def test_a_dry_run_tells_of_hosts_that_are_given_up_once_and_folded() -> None:
+    events: list[Event] = [stories.started("gpu[0001-1000]", dry=True)]
+    for host in stories.started("gpu[0001-1000]").hosts:
+        events += stories.unreachable(host, f"{host}: no answer within 15 s")
+    records = stories.records([*events, RunFinished(exit=4)], every=0.01)
+    assert "no answer" not in progress(records), "the plan tells it"
+    plan = plan_text(fold(records))
+    assert plan.count("no answer within 15 s") == 1
+    assert len(plan.splitlines()) <= SCREEN
+
+
 def test_of_two_long_plans_none_is_hidden_whose_members_are_mended_by_one() -> None:
     first, second = list(stories.planned("gpu01", 1)), list(stories.planned("gpu02", 2))
     for number, event in enumerate(second):
