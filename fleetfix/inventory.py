@@ -309,10 +309,11 @@ def _from_path(path: Path, source: str, shown: str = "", *, place: _Place | None
     texts = [text_of(file, name) for file, name in zip(files, names, strict=True)]
     if ansible.is_answer(texts[0]):
         return _from_declared(ansible.from_text(texts[0], source), source)
-    if ansible.is_ini(texts[0]) and path.suffix not in (".yaml", ".yml"):
-        return _through_ansible(path, source, place)
-    if plain_names.is_list(texts[0]) and path.suffix not in (".yaml", ".yml"):
+    free = path.suffix not in (".yaml", ".yml")
+    if free and plain_names.is_list(texts[0]):
         return _from_declared(plain_names.hosts(texts[0], names[0]), source)
+    if free and ansible.is_ini(texts[0]):
+        return _through_ansible(path, source, place)
     gathered = Gathered()
     for file, name, text in zip(files, names, texts, strict=True):
         document = _parsed(text, name, gathered)
@@ -320,6 +321,8 @@ def _from_path(path: Path, source: str, shown: str = "", *, place: _Place | None
             continue
         if ansible.is_yaml(document.value, FILE_KEYS):
             return _through_ansible(path, source, place)
+        if free and isinstance(document.value, str):
+            raise DocumentError((plain_names.strange_line(text, name),))
         gathered.read(document, file.parent)
     hosts, groups = _hosts_and_groups(gathered)
     if not hosts:

@@ -187,7 +187,7 @@ def read(text: str, name: str) -> SavedPlan:
     """Read a plan file's text. PlanError says in one line why it cannot be used; `name` is the file's."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # a nest so deep that nobody wrote it
         value = None
     if not is_plan(value):
         raise PlanError(

@@ -16,6 +16,7 @@ from fleetfix.errors import PlanError
 from fleetfix.events import RunStarted
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host, Inventory
+from fleetfix.inventory_sources.trust import distrust
 from fleetfix.journal import Journal
 from fleetfix.playbook import load
 from fleetfix.runs import new_run_id
@@ -27,6 +28,9 @@ from fleetfix.views.grouping import fold
 def apply(file: str, manner: conduct.Manner, reason: str) -> int:
     """Do what a saved plan says where it still holds; returns the exit code."""
     plan = read(read_whole(Path(file)), file)
+    if why := distrust(Path(file)):
+        # It names a playbook and an inventory, which may be a program: others must not choose them.
+        raise PlanError(f"{file} is not applied: {why}", hint="make a plan of your own")
     plan.refuse_unless_fresh(file, time.time())
     return conduct.carry_out(_request(plan, file, reason), manner)
 

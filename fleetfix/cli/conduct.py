@@ -87,6 +87,7 @@ def carry_out(request: Request, manner: Manner) -> int:
         yes=manner.yes,
         yes_hosts=manner.yes_hosts,
         above=above,
+        or_else="" if request.plan else "--dry-run to see the plan",
     )
     if manner.detach:
         from fleetfix.cli.detached import begin

@@ -23,10 +23,13 @@ def at_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def required(what: str, hosts: HostSet, *, yes: bool, yes_hosts: int | None, above: int) -> bool:
+def required(
+    what: str, hosts: HostSet, *, yes: bool, yes_hosts: int | None, above: int, or_else: str = ""
+) -> bool:
     """Whether the operator is still to be asked; UsageError where nobody is there to say yes.
 
-    Above so many hosts `--yes` alone is not enough: their number must be given or typed.
+    Above so many hosts `--yes` alone is not enough: their number must be given or typed. `or_else` says
+    what may be done without a yes.
     """
     if yes_hosts is not None:
         _require_number(yes_hosts, hosts)
@@ -39,7 +42,7 @@ def required(what: str, hosts: HostSet, *, yes: bool, yes_hosts: int | None, abo
     if not yes and not at_terminal():
         raise UsageError(
             f"{what} on {count(len(hosts), 'host')} needs a yes, and nobody is at a terminal to say it",
-            hint="--yes, or --dry-run to see the plan",
+            hint=f"--yes, or {or_else}" if or_else else "--yes",
         )
     return not yes
 

@@ -130,7 +130,7 @@ def plan(
             json=json,
             plain=progress.plain,
             detailed_exit=detailed_exitcode,
-            out=Path(out) if out else None,
+            out=None if out is None else Path(out),
         ),
     )
 

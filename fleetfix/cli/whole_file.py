@@ -23,6 +23,10 @@ def require_place(path: Path, what: str, ours: Callable[[str], bool]) -> None:
 
     `ours` knows by the beginning of a file whether it is of the same kind, and may be replaced.
     """
+    if not path.name:  # an empty shell variable must not pass for no wish at all
+        raise UsageError(f"no file is named for the {what}", hint="give the file's name")
+    if path.name == "-":
+        raise UsageError(f"- is no file: a {what} is written whole, into one", hint="give the file's name")
     folder = path.absolute().parent
     try:
         if not folder.is_dir():
@@ -71,6 +75,8 @@ def write_whole(path: Path, text: str) -> None:
 def read_whole(path: Path) -> str:
     """Read a file of ours; UsageError says in one line why not."""
     try:
+        if not path.name:
+            raise UsageError("no file is named", hint="give the file's name")
         if not stat.S_ISREG(path.stat().st_mode):
             raise UsageError(f"{path} is no regular file")
         with path.open("rb") as file:

@@ -13,6 +13,7 @@ from fleetfix.scalars import written
 
 _SSH = frozenset({"ssh", "smart", "paramiko", "paramiko_ssh"})
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
+_FALSE = frozenset({"0", "false", "no", "off", "n", "f", "", "none"})
 _NAMES: dict[str, str] = {
     "ansible_host": "address",
     "ansible_ssh_host": "address",
@@ -108,7 +109,10 @@ class Words:
             self.into.refuse(host, f"ansible_connection is {kind}: fleetfix reaches hosts by ssh")
 
     def _become(self, host: str, said: Mapping[str, Json], found: dict[str, Json]) -> None:
-        if (written(said.get("ansible_become")) or "no").lower() not in _TRUE:
+        wanted = (written(said.get("ansible_become")) or "").lower()
+        if wanted not in _TRUE:
+            if wanted not in _FALSE:
+                self.into.remark("ansible_become", "neither yes nor no here: nobody becomes root", host)
             return
         method = (written(said.get("ansible_become_method")) or "sudo").rpartition(".")[2]
         user = written(said.get("ansible_become_user")) or "root"
@@ -131,7 +135,10 @@ class Words:
 
     def _options(self, host: str, key: str, value: Json) -> Iterator[tuple[str, str]]:
         """Each option of ssh with what it is given."""
-        if not isinstance(value, str) or not value.strip():
+        if value in (None, ""):
+            return
+        if not isinstance(value, str):
+            self.into.remark(key, "no text", host)
             return
         try:
             words = shlex.split(value)
@@ -150,6 +157,9 @@ class Words:
             found["via"] = None if value.lower() == "none" else value
         elif option == "proxycommand" and (jump := _jump_of(value)):
             found["via"] = jump
+        elif option in ("proxycommand", "hostname") and value.lower() != "none":
+            # Without it another machine that has the same name or address here would be reached.
+            self.into.refuse(host, f"{shown} {value}: this way is taken from ~/.ssh/config only")
         elif option in ("p", "port") and value.isdigit():
             found.setdefault("port", int(value))
         elif option in ("l", "user"):

@@ -9,7 +9,13 @@ from fleetfix.errors import DocumentError, PatternError
 from fleetfix.hostset import HostSet
 from fleetfix.inventory_sources.declared import Declared
 
-_LINE = re.compile(r"(?:([A-Za-z0-9_][\w.+-]*)@)?([A-Za-z0-9_][^\s:@,{}=]*)(?::([0-9]+))?")
+_USER = r"(?:(?P<user>[A-Za-z0-9_][\w.+-]*)@)?"
+_NAME = r"[A-Za-z0-9_](?:[^\s:@,{}=\[\]]|\[[0-9:/,-]+\])*"
+_ADDRESS = r"\[[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?\]"
+_BARE_ADDRESS = r"[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?"
+_LINE = re.compile(
+    rf"{_USER}(?:(?P<pattern>{_NAME}|{_ADDRESS})(?::(?P<port>[0-9]+))?|(?P<bare>{_BARE_ADDRESS}))"
+)
 
 
 def is_list(text: str) -> bool:
@@ -18,13 +24,21 @@ def is_list(text: str) -> bool:
     return bool(lines) and all(_LINE.fullmatch(line) for _, line in lines)
 
 
+def strange_line(text: str, shown: str) -> str:
+    """The first line that is no name, as a complaint: for a file that is nothing else either."""
+    number, line = next((one for one in _lines(text) if not _LINE.fullmatch(one[1])), (1, ""))
+    words = "is no host, and the file is no YAML of ours: one [user@]host[:port] a line, or hosts: {…}"
+    return f"{shown}:{number}: {line[:60]!r} {words}"
+
+
 def hosts(text: str, shown: str) -> Declared:
     """Read the names; a range such as `gpu[01-16]` is many."""
     found = Declared("a list of names")
     for number, line in _lines(text):
         match = _LINE.fullmatch(line)
         assert match is not None
-        user, pattern, port = match.groups()
+        user, port = match["user"], match["port"]
+        pattern = match["pattern"] or match["bare"]
         settings: dict[str, Json] = {"user": user} if user else {}
         settings |= {"port": int(port)} if port else {}
         try:

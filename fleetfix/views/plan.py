@@ -137,7 +137,10 @@ def why_ended(event: StepFinished, *, touched: bool) -> str:
 
 def _work(state: RunState, started: RunStarted, paint: Paint, diff: bool) -> Iterator[str]:
     names = {step: _where(step, name, started) for step, name in started.steps}
-    plans = _alike(state, started, diff)
+    plans = _alike(state, started, diff, PLANS)
+    if not diff and sum(len(list(_plan(one, names, paint))) for one in plans) > PLAN_LINES:
+        # Counts are given as a range rather than a plan be left out.
+        plans = _alike(state, started, diff, 1)
     lines: list[str] = []
     shown = 0
     for one in plans:
@@ -190,14 +193,14 @@ def _toned(text: str, paint: Paint) -> str:
     return paint(tones[mark], text) if mark in tones else text
 
 
-def _alike(state: RunState, started: RunStarted, diff: bool) -> list[Group]:
+def _alike(state: RunState, started: RunStarted, diff: bool, most: int) -> list[Group]:
     refused = {host for found in refusals(state).values() for host, _ in found}
     plans = (
         (host.name, "\n".join(_of_host(host, started, diff)))
         for host in state.hosts.values()
         if host.pending and host.name not in refused and not _goes_back(host)
     )
-    return group(plans, most=PLANS)
+    return group(plans, most=most)
 
 
 def _of_host(host: HostState, started: RunStarted, diff: bool) -> Iterator[str]:

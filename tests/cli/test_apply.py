@@ -75,6 +75,45 @@ def test_a_plan_applied_twice_finds_nothing_to_do(plan: Path, fleetfix: Line, fl
     assert all(len(fleet[name].runs("do")) == 2 for name in ("gpu01", "gpu02", "gpu03"))
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("plan", *LAMPS, "--hosts", "gpu*", "--out", ""), "no file is named"),
+        (("plan", *LAMPS, "--hosts", "gpu*", "--out", "-"), "- is no file"),
+        (("apply", "", "--yes"), "no file is named"),
+    ],
+)
+def test_a_file_without_a_name_is_refused_before_anything_connects(
+    fleetfix: Line, fleet: Fleet, words: tuple[str, ...], why: str
+) -> None:
+    with fleet:
+        result = fleetfix(*words)
+    assert (result.code, result.out) == (1, "")
+    assert why in result.err
+    assert all(fleet[name].opened == 0 for name in fleet)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o622])
+def test_a_plan_that_others_may_have_written_is_not_applied(
+    plan: Path, fleetfix: Line, fleet: Fleet, mode: int
+) -> None:
+    plan.chmod(mode)
+    opened = [fleet[name].opened for name in fleet]
+    with fleet:
+        result = fleetfix("apply", str(plan), "--yes")
+    assert (result.code, result.out) == (1, "")
+    assert "is not applied: others may write to it" in result.err
+    assert [fleet[name].opened for name in fleet] == opened
+
+
+def test_what_is_offered_in_place_of_a_yes_is_there(plan: Path, fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        applied = fleetfix("apply", str(plan))
+        run = fleetfix("run", *LAMPS, "--hosts", "gpu*")
+    assert "  hint: --yes\n" in applied.err
+    assert "  hint: --yes, or --dry-run to see the plan\n" in run.err
+
+
 def test_nobody_at_a_terminal_must_say_yes(plan: Path, fleetfix: Line, fleet: Fleet) -> None:
     with fleet:
         result = fleetfix("apply", str(plan))
@@ -133,7 +172,7 @@ def test_a_file_that_is_no_good_plan_is_one_line(
     plan: Path, fleetfix: Line, fleet: Fleet, place: Path
 ) -> None:
     text = plan.read_text()
-    for broken in ("", "{", "[]", '{"format": "other"}', "\x00\xff", "3"):
+    for broken in ("", "{", "[" * 100_000, "[]", '{"format": "other"}', "\x00\xff", "3"):
         plan.write_text(broken)
         assert refused(fleetfix, fleet, "p.json").startswith("p.json is no plan of fleetfix\n")
     plan.write_text(text.replace("light right", "light wrong"))
@@ -155,7 +194,8 @@ def test_a_file_that_is_no_good_plan_is_one_line(
     ("out", "why"),
     [
         ("lamps.yaml", "lamps.yaml is there and is no plan of fleetfix"),
-        (".", ". is no regular file"),
+        (".", "no file is named"),
+        ("state", "state is no regular file"),
         ("nosuch/p.json", "there is no folder"),
         ("lamps.yaml/p.json", "there is no folder"),
         ("/dev/null", "/dev/null is no regular file"),
@@ -164,6 +204,7 @@ def test_a_file_that_is_no_good_plan_is_one_line(
 def test_a_plan_is_saved_over_nothing_but_a_plan(
     out: str, why: str, fleetfix: Line, fleet: Fleet, place: Path
 ) -> None:
+    (place / "state").mkdir(exist_ok=True)
     with fleet:
         result = fleetfix("plan", *LAMPS, "--hosts", "gpu*", "--out", out)
     assert (result.code, result.out) == (1, "")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from fleetfix.errors import FleetfixError, InventoryError
+from fleetfix.hostset import HostSet
 from fleetfix.inventory import Inventory
 from fleetfix.inventory_sources import ansible, program, slurm
 
@@ -156,10 +157,8 @@ def test_a_word_of_ansible_is_understood_without_remark(
         ({"ansible_become": True, "ansible_become_method": "doas"}, "ansible_become"),
         ({"ansible_python_interpreter": "python3"}, "ansible_python_interpreter"),
         ({"ansible_python_interpreter": "/opt/my python"}, "python"),
-        (
-            {"ansible_ssh_common_args": "-o 'ProxyCommand nc -x p %h %p'"},
-            "ansible_ssh_common_args ProxyCommand",
-        ),
+        ({"ansible_become": "{{ root_here }}"}, "ansible_become"),
+        ({"ansible_ssh_common_args": ["-J", "b"]}, "ansible_ssh_common_args"),
         ({"ansible_ssh_common_args": "-o 'x"}, "ansible_ssh_common_args"),
         ({"key": {"__ansible_vault": "$ANSIBLE_VAULT;1.1;AES256\n6162"}}, "key"),
         ({"hf_token": "x"}, "hf_token"),
@@ -186,6 +185,12 @@ def test_a_word_without_an_equal_is_said_and_makes_nobody_root(
         ({"ansible_port": "ssh"}, "port: wanted a whole number"),
         ({"ansible_user": "x; rm"}, "user: wanted a user name"),
         ({"ansible_connection": "community.docker.docker"}, "ansible_connection is docker"),
+        (
+            {"ansible_ssh_common_args": "-o 'ProxyCommand nc -x p %h %p'"},
+            "ansible_ssh_common_args ProxyCommand nc -x p %h %p: this way is taken from ~/.ssh/config only",
+        ),
+        ({"ansible_ssh_extra_args": "-o HostName=10.0.0.9"}, "ansible_ssh_extra_args HostName 10.0.0.9"),
+        ({"ansible_ssh_common_args": "-J '{{ bastion }}'"}, "via: wanted an address"),
     ],
 )
 def test_a_host_is_refused_rather_than_reached_at_the_wrong_place(
@@ -607,6 +612,35 @@ def test_a_list_of_names_is_an_inventory(write: Write) -> None:
     assert "hosts.txt:1: gpu[02-01]: the range 02-01 runs backwards" in str(
         refusal(write("hosts.txt", "gpu[02-01]"))
     )
+
+
+def test_a_list_of_names_has_what_a_pattern_has_and_addresses(write: Write) -> None:
+    lines = (
+        "gpu[01:03]",
+        "n[1-3,7]-r[1-2]:23",
+        "[2001:db8::7]",
+        "[2001:db8::8]:22",
+        "me@2001:db8::9",
+        "[fe80::1%eth0]",
+    )
+    inventory = Inventory.load(str(write("hosts", "\n".join(lines))))
+    assert str(HostSet(name for name in inventory.hosts if name[0] in "gn")) == "gpu[01-03],n[1-3,7]-r[1-2]"
+    assert {
+        name: (host.address, host.port, host.user) for name, host in inventory.hosts.items() if ":" in name
+    } == {
+        "2001:db8::7": ("2001:db8::7", None, None),
+        "2001:db8::8": ("2001:db8::8", 22, None),
+        "2001:db8::9": ("2001:db8::9", None, "me"),
+        "fe80::1%eth0": ("fe80::1%eth0", None, None),
+    }
+    (alone,) = Inventory.load(str(write("one", "[2001:db8::7]\n"))).hosts
+    assert alone == "2001:db8::7"
+
+
+@pytest.mark.parametrize("line", ["gpu02 rack=7", "gpu 02", "gpu02{1..3}"])
+def test_a_line_that_is_no_name_is_shown(write: Write, line: str) -> None:
+    error = refusal(write("hosts", f"# mine\ngpu01\n{line}\n"))
+    assert f"hosts:3: '{line}' is no host, and the file is no YAML of ours" in str(error)
 
 
 # -- the grammar ------------------------------------------------------------------------------------

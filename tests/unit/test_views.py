@@ -189,6 +189,19 @@ def test_of_two_long_plans_none_is_hidden_whose_members_are_mended_by_one() -> N
     assert {"gpu01:", "gpu02:"} <= set(text.splitlines())
 
 
+def test_of_three_long_plans_that_differ_in_counts_none_is_hidden() -> None:
+    events: list[Event] = [stories.started("gpu[01-03]")]
+    for number, host in enumerate(("gpu01", "gpu02", "gpu03"), 4):
+        many = stories.WHEELS.model_copy(update={"summary": f"repair {number} files of {number} packages"})
+        plan = list(stories.planned(host, number))
+        plan[4] = StepPlanned(host=host, step="wheels", pending=True, changes=(many,) * 9)
+        events += plan
+    text = plan_text(fold(stories.records(events)))
+    assert "gpu[01-03] (3):" in text.splitlines()
+    assert text.count("repair 4 to 6 files of 4 to 6 packages") == 9
+    assert "other plan" not in text
+
+
 @pytest.mark.parametrize(("diff", "whole"), [(False, False), (True, True)])
 def test_a_long_plan_of_a_run_that_went_on_is_told_where_it_is_asked_for(diff: bool, whole: bool) -> None:
     events = [record.event for record in uneven_thousand()]
