@@ -167,7 +167,7 @@ CASES = (
     Case("unfinished", "mixed", "gpu05", "is unfinished here", 2),
     Case("unreachable", "dead", "gpu06", "connection refused", 4),
     Case("failed", "checked", "gpu07", "libcudnn.so.9", 2),
-    Case("unproven", "mixed", "gpu08", "16,", 2),
+    Case("unproven", "mixed", "gpu08", "not recovered", 2),
     Case("rolled_back", "mixed", "gpu09", "torch", 2),
     Case("in_doubt", "doubted", "gpu12", "", 3),
     Case("rollback_failed", "halted", "gpu10", "and going back failed: ", 3),
