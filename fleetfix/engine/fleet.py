@@ -176,6 +176,8 @@ class Fleet:
         """Ask once, with the plan on the table, unless it was said beforehand."""
         if self._agreed is None:
             assert self._consent is not None
+            # What was said up to now is shown before the question, not behind it.
+            await self._context.recorder.durable()
             self._agreed = await self._consent(self._context.recorder.state)
             if not self._agreed:
                 self._context.recorder.record(RunHalted(reason="not confirmed"))
@@ -225,6 +227,7 @@ class Fleet:
         state = self._context.recorder.state
         if self._choose is None or not any(host.is_open and host.changes for host in state.hosts.values()):
             return "leave"
+        await self._context.recorder.durable()
         return await self._choose(state)
 
     def _note_interrupts(self) -> None:

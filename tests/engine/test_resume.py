@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -411,6 +412,33 @@ async def test_the_operator_chooses_once_every_host_is_at_its_safe_point(
     assert {fleet[name].world["b"] for name in begun} == {b}
     assert outcomes(state)["gpu03"] == "not_started"
     assert state.exit == 130
+
+
+async def test_a_question_is_asked_when_all_that_came_before_it_is_kept_and_shown() -> None:
+    class SlowShelf(Shelf):
+        def append(self, records: Sequence[Record]) -> None:
+            time.sleep(0.05)
+            super().append(records)
+
+    fleet, interrupts, shelf = Fleet({"gpu01": toy_host(a=False, b=False)}), Interrupts(), SlowShelf()
+
+    def interrupt(args: dict[str, object], world: dict[str, object]) -> None:
+        interrupts.interrupt("SIGINT")
+        world[str(args["name"])] = args["to"]
+
+    fleet.on("toy.set", interrupt)
+
+    async def agree(state: RunState) -> bool:
+        assert [event.host for event in shelf.of("host_planned")] == ["gpu01"]
+        return True
+
+    async def choose(state: RunState) -> Any:
+        assert [event.step for event in shelf.of("step_finished")] == ["a"]
+        return "leave"
+
+    steps = [step("a", Switch(name="a")), step("b", Switch(name="b"))]
+    state, _ = await play(fleet, steps, shelf=shelf, interrupts=interrupts, consent=agree, choose=choose)
+    assert outcomes(state) == {"gpu01": "cancelled"}
 
 
 async def test_a_second_interrupt_at_the_question_cancels() -> None:
