@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.errors import UsageError
 from fleetfix.journal import Journal
 from fleetfix.recorder import View
-from fleetfix.state import RunState, after
+from fleetfix.state import RunState, after, fold
 from fleetfix.views.fit import fit
 from fleetfix.views.summary import unfinished_text
 
@@ -84,6 +84,7 @@ def stop(text: str) -> None:
     with Journal.open(state_dir()) as journal:
         run = journal.find(text)
         process = journal.driver(run)
+        state = fold(journal.records(run))
         if process is None:
             raise UsageError(f"no process of this machine drives run {run}", hint=f"fleetfix show {run}")
     try:
@@ -94,5 +95,22 @@ def stop(text: str) -> None:
         ) from None
     except ProcessLookupError:
         raise UsageError(f"run {run} has just ended", hint=f"fleetfix show {run}") from None
-    print(f"process {process} is told to stop: hosts at work go to a safe point, no other is started")
-    print(f"follow it: fleetfix watch {run}; cancel it at once: fleetfix stop {run} again")
+    for line in _said_of_stop(run, process, state):
+        print(line)
+
+
+def _said_of_stop(run: str, process: int, state: RunState) -> Iterator[str]:
+    """What one more signal means to a run; to a way back, or a commit, a run that has ended."""
+    follow = f"follow it: fleetfix watch {run}"
+    if state.exit is not None:
+        yield f"process {process} is told to stop; it goes back, or settles what the run did"
+        yield follow
+    elif not state.interrupted:
+        yield f"process {process} is told to stop: hosts at work go to a safe point, no other is started"
+        yield f"{follow}; cancel it at once: fleetfix stop {run} again"
+    elif state.interrupted == 1:
+        yield f"process {process} is told again: everything that runs is cancelled, its processes are ended"
+        yield follow
+    else:
+        yield f"process {process} is ended at once; hosts end what they have in hand by themselves"
+        yield f"then: fleetfix show {run}"

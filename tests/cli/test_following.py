@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetfix.events import Record, RunInterrupted
 from fleetfix.journal import Journal
 from fleetfix.transports.scripted import Fleet
 from tests.cli.conftest import Line
@@ -64,9 +65,10 @@ def test_stop_interrupts_the_process_that_drives_the_run(
     killed: list[tuple[int, int]] = []
     with fleet:
         done = fleetfix("run", *LAMPS, "--hosts", "@front", "--yes")
+    run = copied(place, done.run, "20300101-000000-lamps-busy", "change_started")
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
-    with Journal.open(place / "state") as journal, journal.drive(done.run):
-        stopped = fleetfix("stop", done.run)
+    with Journal.open(place / "state") as journal, journal.drive(run):
+        stopped = fleetfix("stop", run)
     assert killed == [(os.getpid(), signal.SIGINT)]
     assert stopped.code == 0
     assert "hosts at work go to a safe point" in stopped.out
@@ -80,3 +82,22 @@ def test_a_dry_run_is_not_detached(fleetfix: Line) -> None:
 def test_without_a_terminal_a_detached_run_needs_a_yes_beforehand(fleetfix: Line) -> None:
     result = fleetfix("run", *LAMPS, "--hosts", "*", "--detach")
     assert (result.code, "--yes" in result.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [(0, "go to a safe point"), (1, "everything that runs is cancelled"), (2, "ended at once")],
+)
+def test_stop_says_what_one_more_signal_means(
+    times: int, said: str, fleetfix: Line, fleet: Fleet, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, "--hosts", "@front", "--yes")
+    run = copied(place, done.run, "20300101-000000-lamps-busy", "change_started")
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    with Journal.open(place / "state") as journal, journal.drive(run):
+        seq = journal.last_seq(run)
+        for time in range(1, times + 1):
+            event = RunInterrupted(signal="SIGINT", times=time)
+            journal.append([Record(run=run, seq=seq + time, at=0.0, event=event)])
+        assert said in fleetfix("stop", run).out
