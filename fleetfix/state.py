@@ -111,6 +111,22 @@ class HostState:
         return self.finished is None
 
     @property
+    def midway(self) -> bool:
+        """Whether it was begun, and has not had its final word yet."""
+        return self.started and self.finished is None
+
+    @property
+    def without_its_job(self) -> bool:
+        """Whether its training was left stopped: by its last word, or without one by its changes."""
+        return self.job_stopped if self.finished is None else self.finished.job_stopped
+
+    @property
+    def start_in_flight(self) -> bool:
+        """Whether a start was begun of which nothing tells how it ended."""
+        known = self.done | self.failed
+        return any(shown.job == "starts" and id not in known for id, shown in self.changes.items())
+
+    @property
     def job_stopped(self) -> bool:
         """Whether the last thing done to the host's training that stands is to have stopped it."""
         stands = [
@@ -413,8 +429,14 @@ def _step_finished(host: HostState, event: StepFinished) -> HostState:
         proven=event.proven,
     )
     if event.result in ("ok", "changed"):
-        # What was in doubt was looked at: the step is as it should be.
-        host = replace(host, done=host.done | (host.changes_of(event.step).keys() - host.failed))
+        # What was in doubt was looked at: the step is as it should be. So a start that was cut short, and
+        # failed by its own word, has started the job all the same.
+        well = {
+            id
+            for id, shown in host.changes_of(event.step).items()
+            if id not in host.failed or shown.job == "starts"
+        }
+        host = replace(host, done=host.done | well, failed=host.failed - well)
     return replace(host, first_failure=host.first_failure or event.failure)
 
 

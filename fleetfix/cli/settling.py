@@ -104,7 +104,7 @@ def _meaning(way: Way, known: RunState, hosts: tuple[Host, ...]) -> Iterator[str
     if way == "commit":
         yield "what only undo needs is dropped: there is no way back then"
         return
-    stopped = HostSet(host.name for host in states if host.job_stopped)
+    stopped = HostSet(host.name for host in states if host.without_its_job)
     if stopped:
         yield f"the job that was stopped stays stopped: {counted(stopped)}"
     yield "nothing is undone, and other runs may change these hosts then"

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,23 @@ from fleetfix.views.order import order_text
 from fleetfix.views.paint import TONES
 from fleetfix.views.plan import plan_text, said_of
 from fleetfix.views.speeds import Speed, measured_on, speeds
-from fleetfix.views.summary import MEANINGS, WORST_FIRST, evidence, messages, ways_on
+from fleetfix.views.summary import (
+    MEANINGS,
+    WORST_FIRST,
+    evidence,
+    left_midway,
+    messages,
+    stopped_jobs,
+    ways_on,
+)
 
 GENERATOR = "fleetfix report"
 """By this in its first lines a report is known as one."""
+
+MIDWAY = "midway"
+"""A host that was begun and has no outcome: it is at work, or was left so."""
+
+ORDER: tuple[str, ...] = (MIDWAY, *WORST_FIRST)
 
 STORIES = 12
 """Hosts that did not end well whose whole story is told; the others are in the table of outcomes."""
@@ -135,7 +148,7 @@ def report_of(records: Sequence[Record], now: float, *, driven: bool = False) ->
         verdict=_verdict(state, code, driven),
         tone="good" if code == 0 else "warn" if driven else "bad",
         asked=tuple(_asked(state)),
-        alarms=tuple(_alarms(state)),
+        alarms=tuple(_alarms(state, driven)),
         counts=tuple(_counts(hosts)),
         rows=tuple(_rows(hosts)),
         waves=tuple(_waves(records, state, end)),
@@ -203,10 +216,11 @@ def _asked(state: RunState) -> Iterator[tuple[str, str]]:
         yield "order", order_text(state, started.policy)
 
 
-def _alarms(state: RunState) -> Iterator[str]:
-    stopped = HostSet(h.name for h in state.hosts.values() if h.finished and h.finished.job_stopped)
-    if stopped:
-        yield f"Job stopped, not restarted: {counted(stopped)}"
+def _alarms(state: RunState, driven: bool) -> Iterator[str]:
+    ended = {host.name: host for host in state.hosts.values() if not (driven and host.midway)}
+    for line in stopped_jobs(replace(state, hosts=ended)):
+        words, _, hosts = line.partition(": ")
+        yield f"{words.capitalize()}: {hosts}"
     if state.tripped:
         yield f"The breaker tripped: {one_line(state.tripped)}"
     elif state.halted:
@@ -217,12 +231,14 @@ def _alarms(state: RunState) -> Iterator[str]:
 
 def _counts(hosts: Sequence[HostState]) -> Iterator[tuple[str, int, str]]:
     found = Counter(_outcome(host) for host in hosts)
-    for outcome in WORST_FIRST:
+    for outcome in ORDER:
         if found[outcome]:
             yield outcome, found[outcome], _tone(outcome)
 
 
 def _rows(hosts: Sequence[HostState]) -> Iterator[Row]:
+    for one in left_midway(hosts):
+        yield Row(MIDWAY, _tone(MIDWAY), counted(one.hosts), one.text)
     for outcome in WORST_FIRST:
         for one in messages(outcome, [host for host in hosts if _outcome(host) == outcome]):
             yield Row(outcome, _tone(outcome), counted(one.hosts), one.text)
@@ -230,7 +246,8 @@ def _rows(hosts: Sequence[HostState]) -> Iterator[Row]:
 
 def _left_open(bad: Sequence[HostState]) -> Iterator[Row]:
     for host in bad:
-        for item in host.finished.open if host.finished else ():
+        left = tuple(shown.summary for shown in host.changes.values())
+        for item in host.finished.open if host.finished else left:
             yield Row(_outcome(host), _tone(_outcome(host)), host.name, one_line(item))
 
 
@@ -246,11 +263,11 @@ def _is_bad(host: HostState) -> bool:
 
 
 def _worst(host: HostState) -> int:
-    return [*map(str, WORST_FIRST)].index(_outcome(host))
+    return ORDER.index(_outcome(host))
 
 
 def _outcome(host: HostState) -> str:
-    return host.outcome or "not_started"
+    return MIDWAY if host.midway else host.outcome or "not_started"
 
 
 def _tone(outcome: str) -> str:
@@ -274,8 +291,8 @@ def _waves(records: Sequence[Record], state: RunState, end: float) -> Iterator[B
     for at, wave in began:
         last = max((ended.get(host, end) for host in wave.hosts), default=at)
         found = Counter(_outcome(state.hosts[host]) for host in wave.hosts if host in state.hosts)
-        worst = next((outcome for outcome in WORST_FIRST if found[outcome]), "ok")
-        told = ", ".join(f"{found[outcome]} {outcome}" for outcome in WORST_FIRST if found[outcome])
+        worst = next((outcome for outcome in ORDER if found[outcome]), "ok")
+        told = ", ".join(f"{found[outcome]} {outcome}" for outcome in ORDER if found[outcome])
         said = f"{duration(max(last - at, 0))}: {counted(HostSet(wave.hosts))}: {told}"
         yield _bar(wave.name, at, max(last, at), state, end, _tone(worst), said)
 

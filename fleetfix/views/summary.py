@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from posixpath import dirname
 
@@ -35,7 +35,7 @@ MEANINGS = {
 
 def summary_text(state: RunState, code: int, *, paint: Paint = PLAIN) -> str:
     """Write the end of a run; `code` is the exit code it leads to."""
-    lines = [*_stopped(state, paint), *_outcomes(state, paint)]
+    lines = [*(paint("bad", line) for line in stopped_jobs(state)), *_outcomes(state, paint)]
     if state.halted and state.halted != state.tripped:
         lines.append(paint("bad", f"halted: {one_line(state.halted)}"))
     if state.tripped:
@@ -63,13 +63,13 @@ def _settled(state: RunState) -> Iterator[str]:
 
 def unfinished_text(state: RunState, *, paint: Paint = PLAIN) -> str:
     """Write how far a run came whose controller ended in the middle of it."""
-    lines = [paint("bad", "it did not finish: its controller ended")]
-    midway = [host for host in state.hosts.values() if host.started and host.finished is None]
-    for one in group((host.name, one_line(f"{host.step}: {host.doing}")) for host in midway):
+    lines = [paint("bad", line) for line in stopped_jobs(state)]
+    lines.append(paint("bad", "it did not finish: its controller ended"))
+    for one in left_midway(state.hosts.values()):
         label = paint("bad", f"{'left midway':<16}")
-        lines.append(f"{label} {counted(one.hosts)}: {one.text}")
-    ended = {host.name: host for host in state.hosts.values() if host.finished is not None}
-    lines += _outcomes(replace(state, hosts=ended), paint)
+        lines.append(f"{label} {counted(one.hosts)}{f': {one.text}' if one.text else ''}")
+    others = {host.name: host for host in state.hosts.values() if not host.midway}
+    lines += _outcomes(replace(state, hosts=others), paint)
     lines += _settled(state)
     if to_take_up(state):
         lines.append(f"go on: fleetfix resume {state.run}")
@@ -108,10 +108,21 @@ def _tally(state: RunState) -> dict[str, int]:
 # -- outcomes -------------------------------------------------------------------------------------
 
 
-def _stopped(state: RunState, paint: Paint) -> Iterator[str]:
-    stopped = HostSet(h.name for h in state.hosts.values() if h.finished and h.finished.job_stopped)
+def stopped_jobs(state: RunState) -> Iterator[str]:
+    """Whose training does not run, as far as the journal tells; nothing is said before this."""
+    hosts = [host for host in state.hosts.values() if host.without_its_job]
+    unsure = HostSet(host.name for host in hosts if host.midway and host.start_in_flight)
+    stopped = HostSet(host.name for host in hosts) - unsure
     if stopped:
-        yield paint("bad", f"JOB STOPPED, NOT RESTARTED: {counted(stopped)}")
+        yield f"JOB STOPPED, NOT RESTARTED: {counted(stopped)}"
+    if unsure:
+        yield f"JOB STOPPED, NOT KNOWN TO RUN AGAIN: {counted(unsure)}"
+
+
+def left_midway(hosts: Iterable[HostState]) -> list[Group]:
+    """The hosts that were begun and have no end, by what was being done there."""
+    doing = ((host.name, ": ".join(filter(None, (host.step, host.doing)))) for host in hosts if host.midway)
+    return group((name, one_line(text)) for name, text in doing)
 
 
 def _outcomes(state: RunState, paint: Paint) -> Iterator[str]:
@@ -161,11 +172,13 @@ def evidence(state: RunState) -> Iterator[str]:
 
 def ways_on(state: RunState) -> Iterator[str]:
     """What can be done next, a command a line."""
-    bad = [host for host in state.hosts.values() if (host.outcome or "not_started") not in GOOD]
     order = {outcome: place for place, outcome in enumerate(WORST_FIRST)}
-    bad = sorted(
-        (h for h in bad if h.outcome != "not_started"), key=lambda h: order[h.outcome or "not_started"]
-    )
+    bad = [
+        host
+        for host in state.hosts.values()
+        if host.midway or host.outcome not in (None, "not_started", *GOOD)
+    ]
+    bad.sort(key=lambda host: -1 if host.outcome is None else order[host.outcome])
     open_ = HostSet(host.name for host in bad if _left_open(host))
     if bad:
         yield f"look closer: fleetfix show {state.run} {bad[0].name}"

@@ -14,7 +14,7 @@ import pytest
 from fleetfix.events import EVENT, HostFinished, Record, RunFinished
 from fleetfix.views.report import STORIES, html, is_report, markdown, report_of
 from tests.cli import stories
-from tests.unit.test_views import CONTROL, collected, golden, hostile
+from tests.unit.test_views import CONTROL, collected, golden, hostile, killed
 
 NOW = stories.BEGAN + 1000
 TAGS = {
@@ -184,3 +184,16 @@ def test_a_report_says_where_evidence_lies_and_what_is_not_in_it() -> None:
         assert "gpu[01-02] (2): in /state/evidence/r/HOST" in text
         assert "gpu[01-02] (2) without nvidia-smi: nvidia-smi -q did not answer within 30 s" in text
     assert "Evidence" not in markdown(report_of(stories.all_outcomes(), NOW))
+
+
+def test_a_host_that_was_left_midway_is_told_so_and_its_stopped_job_first() -> None:
+    report = report_of(killed(), NOW)
+    assert report.alarms[0] == "Job stopped, not restarted: gpu01"
+    assert [(row.outcome, row.hosts) for row in report.rows] == [
+        ("midway", "gpu01"),
+        ("not_started", "gpu02"),
+    ]
+    assert [story.host for story in report.stories] == ["gpu01"]
+    assert [row.why for row in report.left_open] == ["stop job torchrun (pid 4211): 8 GPUs"]
+    assert not report_of(killed(), NOW, driven=True).alarms
+    assert "gpu01" in html(report)

@@ -151,3 +151,23 @@ def test_a_plan_with_changes_is_6_only_where_it_was_asked_for() -> None:
     state = state_of(run_started(("gpu01",), Policy()), HostFinished(host="gpu01", outcome="pending"))
     assert exit_code(state) == 0
     assert exit_code(state, detailed=True) == 6
+
+
+def test_a_start_that_was_cut_short_and_is_found_done_has_started_the_job() -> None:
+    stop, start = "r/stop/1/0", "r/train/1/0"
+    stopping = SHOWN.model_copy(update={"job": "stops"})
+    starting = SHOWN.model_copy(update={"job": "starts"})
+    cut = (
+        run_started(("gpu01",), Policy()),
+        HostStarted(host="gpu01"),
+        ChangeStarted(host="gpu01", step="stop", change=stop, shown=stopping),
+        ChangeFinished(host="gpu01", step="stop", change=stop, ok=True),
+        ChangeFound(host="gpu01", step="train", change=start, state="failed", shown=starting),
+    )
+    assert fold(records(cut)).hosts["gpu01"].job_stopped
+    found = StepFinished(host="gpu01", step="train", result="changed")
+    host = fold(records((*cut, found))).hosts["gpu01"]
+    assert not host.job_stopped
+    assert (host.done, host.failed) == ({stop, start}, frozenset())
+    failed = StepFinished(host="gpu01", step="train", result="failed")
+    assert fold(records((*cut, failed))).hosts["gpu01"].job_stopped

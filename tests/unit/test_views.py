@@ -19,16 +19,20 @@ from fleetfix.cli.telling import _whole as told_whole
 from fleetfix.events import (
     EVENT,
     ChangeShown,
+    ChangeStarted,
     Event,
     EvidenceFile,
     EvidenceKept,
     HostFinished,
     HostPlanned,
     HostSaid,
+    HostStarted,
     Record,
     RunFinished,
     StepFinished,
     StepPlanned,
+    StepStarted,
+    WaveStarted,
 )
 from fleetfix.runs import RunRow, new_run_id
 from fleetfix.state import RunState, after, fold
@@ -41,7 +45,7 @@ from fleetfix.views.neutral import many_lines, neutral, one_line
 from fleetfix.views.out import Out
 from fleetfix.views.paint import PLAIN, Paint
 from fleetfix.views.plan import plan_text
-from fleetfix.views.summary import summary_text
+from fleetfix.views.summary import summary_text, unfinished_text
 from tests.cli import stories
 
 GOLDEN = Path(__file__).parent.parent / "cli" / "golden"
@@ -688,3 +692,32 @@ def test_the_list_of_runs_has_no_empty_columns() -> None:
     row = RunRow("r-1", "p", 0.0, 1.0, 0, False, ("gpu01",), "me", "here", "why")
     (line,) = runs_text([row]).splitlines()
     assert "exit 0  gpu01  (why)" in line
+
+
+def killed(*, starting: bool = False) -> list[Record]:
+    """A run whose controller died: gpu01 was stopped and not started again, gpu02 never begun."""
+    stop = stories.stop_change(4211).model_copy(update={"job": "stops"})
+    start = ChangeShown(key="start", summary="start it again", risk="compensable", job="starts")
+    events: list[Event] = [
+        stories.started("gpu[01-02]"),
+        *stories.planned("gpu01", 4211),
+        *stories.planned("gpu02", 4212),
+        WaveStarted(name="canary", hosts=("gpu01",)),
+        HostStarted(host="gpu01"),
+        *stories.changed("gpu01", "stop", stop),
+        StepStarted(host="gpu01", step="idle"),
+    ]
+    if starting:
+        events.append(
+            ChangeStarted(host="gpu01", step="train", change=f"{stories.RUN}/train/1/0", shown=start)
+        )
+    return stories.records(events)
+
+
+def test_a_job_that_is_left_stopped_heads_what_is_told_of_a_run_that_never_ended() -> None:
+    lines = unfinished_text(fold(killed())).split("\n")
+    assert lines[0] == "JOB STOPPED, NOT RESTARTED: gpu01"
+    assert "left midway      gpu01: idle" in lines
+    assert "not_started      gpu02" in lines
+    starting = unfinished_text(fold(killed(starting=True))).split("\n")
+    assert starting[0] == "JOB STOPPED, NOT KNOWN TO RUN AGAIN: gpu01"
