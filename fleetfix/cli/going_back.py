@@ -45,12 +45,13 @@ def go_back(order: Return) -> int:
     """Undo a run on the hosts it touched; returns the exit code."""
     with Journal.open(state_dir()) as journal:
         run = find_run(journal, order.run, order.hosts)
-        known = known_state(journal, run)
-        hosts = touched_hosts(known, order.hosts, order.inventory, "undo")
-        _refuse_committed(known, hosts)
-        if not order.yes:
-            _ask(run, known, hosts)
+        # Held before it is read: what another process does with the run meanwhile would not be known.
         with journal.drive(run):
+            known = known_state(journal, run)
+            hosts = touched_hosts(known, order.hosts, order.inventory, "undo")
+            _refuse_committed(known, hosts)
+            if not order.yes:
+                _ask(run, known, hosts)
             show = Show(json=order.json, plain=order.plain)
             try:
                 state = asyncio.run(_roll_back(run, known, hosts, journal, order, show))

@@ -6,7 +6,7 @@ import re
 import socket
 
 from fleetfix.cli.conduct import operator
-from fleetfix.cli.places import load_inventory
+from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.errors import JournalError, UsageError
 from fleetfix.events import RunStarted
 from fleetfix.hostset import HostSet
@@ -59,7 +59,7 @@ def started_elsewhere(run: str, hosts: tuple[Host, ...], inventory: str | None, 
         playbook=match["playbook"] if match else "unknown",
         source="another machine's journal",
         digest="",
-        inventory=inventory or "",
+        inventory=lasting_name(load_inventory(inventory)),
         hosts=tuple(host.name for host in hosts),
         steps=(),
         policy=Policy(),

@@ -29,16 +29,19 @@ def _lab() -> dict[str, Path]:
 
 def lasting_name(inventory: Inventory) -> str:
     """Name an inventory so that it is found again from another folder."""
-    kind, colon, rest = inventory.source.partition(":")
+    return lasting(inventory.source)
+
+
+def lasting(source: str) -> str:
+    """The one name of an inventory, however it was spelled: by it a breaker holds."""
+    kind, colon, rest = source.partition(":")
     if colon and kind in OF_A_TOOL:
-        of_a_file = rest and kind in ("ansible", "ssh-config")
-        return f"{kind}:{_absolute(rest)}" if of_a_file else inventory.source
-    named = "," in inventory.source or inventory.source == LAB
-    return inventory.source if named else _absolute(inventory.source)
+        return f"{kind}:{_one_path(rest)}" if rest and kind in ("ansible", "ssh-config") else source
+    return source if "," in source or source == LAB else _one_path(source)
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+def _one_path(path: str) -> str:
+    return os.path.realpath(Path(path).expanduser())
 
 
 class Journalled:

@@ -6,9 +6,9 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 from fleetfix.cli import consent
+from fleetfix.cli.places import lasting
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.errors import BreakerError, UsageError
 from fleetfix.journal import Journal
@@ -52,7 +52,7 @@ def reset(inventory: str | None, reason: str, *, by: str, yes: bool) -> None:
 def _meant(journal: Journal, inventory: str | None) -> BreakerRow:
     names = {row.inventory for row in journal.breakers() if row.reset is None}
     if inventory is not None:
-        meant = {inventory, str(Path(inventory).expanduser().absolute())}
+        meant = {inventory, lasting(inventory)}
         if not names & meant:
             raise UsageError(f"the breaker of {inventory} is not tripped", hint=_hint(names))
         names &= meant

@@ -158,3 +158,30 @@ def test_a_stratum_that_no_host_knows_is_refused_and_one_that_is_known_is_planne
         assert "canary of 2 (1 of each sku)" in result.out
         done = fleetfix("run", *LAMPS, *ALL)
     assert "canary: gpu[01-02] (2)" in done.err
+
+
+@pytest.mark.parametrize("spelled", ["alias.yaml", "folder/../hosts.yaml"])
+def test_a_breaker_holds_however_its_inventory_is_spelled(
+    spelled: str, fleetfix: Line, fleet: Fleet, place: Path
+) -> None:
+    (place / "alias.yaml").symlink_to("hosts.yaml")
+    (place / "folder").mkdir()
+    run = tripped(fleetfix, fleet)
+    with fleet:
+        refused = fleetfix("run", "./lamps.yaml", "-i", spelled, *ALL)
+    assert (refused.code, f"is tripped by run {run}" in refused.err) == (3, True), refused.err
+    reset = fleetfix("breaker", "reset", "-i", spelled, "--reason", "looked", "--yes")
+    assert reset.code == 0, reset.err
+
+
+def test_going_back_from_another_machine_trips_the_breaker_there(
+    fleetfix: Line, fleet: Fleet, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, *ALL)
+        fleet["gpu01"].world["stuck"] = "left"
+        monkeypatch.setenv("FLEETFIX_STATE_DIR", str(place / "elsewhere"))
+        back = fleetfix("rollback", done.run, "--hosts", "gpu01", "-i", "hosts.yaml", "--yes")
+        assert "rollback_failed" in back.out
+        refused = fleetfix("run", *LAMPS, "--hosts", "gpu02", "--yes")
+    assert (refused.code, f"is tripped by run {done.run}" in refused.err) == (3, True), refused.err

@@ -306,3 +306,14 @@ def test_a_release_at_a_terminal_says_what_it_means_and_asks(
     assert "gpu01: stays: run `light left`" in result.err
     assert "nothing is undone, and other runs may change these hosts then" in result.err
     assert list(fleet["gpu01"].claims) == [run]
+
+
+def test_going_back_is_not_asked_for_while_another_process_drives_the_run(
+    cut: Callable[..., Result], fleetfix: Line, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = cut().run
+    monkeypatch.setattr(consent, "at_terminal", lambda: True)
+    with Journal.open(place / "state") as journal, journal.drive(run):
+        refused = fleetfix("rollback", run)
+    assert (refused.code, "is being driven by another process" in refused.err) == (1, True), refused.err
+    assert "[y/N]" not in refused.err
