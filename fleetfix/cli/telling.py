@@ -9,7 +9,7 @@ from fleetfix.cli.state_dir import state_dir
 from fleetfix.errors import UsageError
 from fleetfix.journal import Journal
 from fleetfix.spelling import hint_for
-from fleetfix.state import RunState, exit_code, fold
+from fleetfix.state import RunState, fold
 from fleetfix.views.command import command_summary
 from fleetfix.views.fit import fit
 from fleetfix.views.history import host_text, run_head
@@ -44,7 +44,7 @@ def tell_run(text: str, host: str | None, *, diff: bool, json: bool) -> None:
 
 def _whole(state: RunState, driven: bool, diff: bool, paint: Paint) -> str:
     if state.started is not None and state.started.command:
-        return "it is running now" if driven else command_summary(state, exit_code(state), paint)
+        return "it is running now" if driven else command_summary(state, state.exit, paint)
     plan = plan_text(state, diff=diff, paint=paint)
     lines = plan.count("\n") + 1
     if lines > PLAN_LINES and not diff and (state.started is None or not state.started.dry):

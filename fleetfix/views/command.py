@@ -29,6 +29,9 @@ KEPT_OF_ALL = 256 << 20
 LEAST_KEPT = 16 << 10
 """Bytes of a host's stream that are gathered: up to the first number, less where there are many hosts."""
 
+NAMED = 2000
+"""Characters of folded hosts that are shown: who did not end well is looked for by name."""
+
 RULE = "-" * 15
 _TONES: dict[Stream, Tone] = {"out": "strong", "err": "bad"}
 
@@ -166,7 +169,7 @@ class Gathered:
                 alike.setdefault(kept.data, []).append(host)
         folded = sorted(alike.items(), key=lambda item: (-len(item[1]), natural(min(item[1], key=natural))))
         for data, hosts in folded:
-            named = counted(HostSet(hosts), 2000) + (", stderr" if stream == "err" else "")
+            named = counted(HostSet(hosts), NAMED) + (", stderr" if stream == "err" else "")
             yield "\n".join([RULE, named, RULE, shown(data.removesuffix(b"\n"))])
 
     def json_line(self, host: HostState) -> str:
@@ -199,15 +202,15 @@ def _json_text(name: str, kept: Kept) -> dict[str, object]:
 
 # -- results ----------------------------------------------------------------------------------------
 
-_WORST_FIRST = ("exit", "signal", "hung", "timed_out", "in_doubt")
-_LAST = ("cancelled", "ok")
+_WORST_FIRST = ("exit", "signal", "hung", "timed_out", "in_doubt", "not_known")
+_LAST = ("cancelled", "not_begun", "ok")
 
 
 def _class_of(host: HostState) -> str:
     """The class of a host's one result: ok, exit, signal, or the class of what kept it from ending."""
     done = host.finished
     if done is None:
-        return "running"
+        return "not_known" if host.started else "not_begun"
     if done.outcome in ("ok", "in_doubt", "cancelled"):
         return done.outcome
     if host.command is not None and host.command.exit is not None:
@@ -223,8 +226,11 @@ def _said(host: HostState) -> str:
     return kind.replace("_", " ")
 
 
-def command_summary(state: RunState, code: int, paint: Paint = PLAIN) -> str:
-    """Every host in one of the results, what went wrong first; the numbers add up to the selection."""
+def command_summary(state: RunState, code: int | None, paint: Paint = PLAIN) -> str:
+    """Every host in one of the results, what went wrong first; the numbers add up to the selection.
+
+    Without an exit code the controller ended before the command did: of some hosts no result is known.
+    """
     results: dict[str, list[HostState]] = {}
     for host in sorted(state.hosts.values(), key=_rank):
         results.setdefault(_said(host), []).append(host)
@@ -234,9 +240,15 @@ def command_summary(state: RunState, code: int, paint: Paint = PLAIN) -> str:
             lines += [f"{paint(_tone(said), f'{said:<12}')} {line}" for line in _folded(said, hosts)]
     counts = ", ".join(paint(_tone(said), _counted(len(hosts), said)) for said, hosts in results.items())
     took = f" · {duration(state.ended_at - state.began_at)}" if state.ended_at else ""
+    told = f"{count(len(state.hosts), 'host')}: {counts}{took}"
+    return "\n".join([*lines, f"{told} · {_ended(code, paint)}"])
+
+
+def _ended(code: int | None, paint: Paint) -> str:
+    if code is None:
+        return paint("bad", "it did not finish: its controller ended")
     meaning = f" ({MEANINGS[code]})" if code in MEANINGS else ""
-    ended = paint("good" if code == 0 else "bad", f"exit {code}")
-    return "\n".join([*lines, f"{count(len(state.hosts), 'host')}: {counts}{took} · {ended}{meaning}"])
+    return paint("good" if code == 0 else "bad", f"exit {code}") + meaning
 
 
 def _counted(number: int, said: str) -> str:
@@ -262,11 +274,11 @@ def _rank(host: HostState) -> tuple[int, int, object]:
 
 def _folded(said: str, hosts: list[HostState]) -> Iterator[str]:
     if said.startswith(("exit ", "killed ")):
-        yield counted(HostSet(host.name for host in hosts))
+        yield counted(HostSet(host.name for host in hosts), NAMED)
         return
-    failures = ((host.name, host.finished.failure) for host in hosts if host.finished)
+    failures = ((host.name, host.finished.failure if host.finished else None) for host in hosts)
     for one in group((name, one_line(str(failure)) if failure else "") for name, failure in failures):
-        yield counted(one.hosts) + (f": {one.text}" if one.text else "")
+        yield counted(one.hosts, NAMED) + (f": {one.text}" if one.text else "")
 
 
 def _tone(said: str) -> Tone:

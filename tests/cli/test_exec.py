@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -157,6 +158,35 @@ def test_runs_and_show_tell_of_it_and_going_back_passes_it_over(fleetfix: Line, 
         run = json.loads(fleetfix("runs", "--json").out)["run"]
         refused = fleetfix("rollback", run, "--yes")
         assert (refused.code, "was a command" in refused.err) == (1, True)
+
+
+def test_what_a_killed_controller_left_is_not_told_as_an_end(
+    fleetfix: Line, talking: Fleet, place: Path
+) -> None:
+    with talking:
+        fleetfix(*ALL, "--forks", "1", "uptime")
+    with sqlite3.connect(place / "state" / "journal.db") as journal:
+        kinds = [kind for (kind,) in journal.execute("SELECT kind FROM records ORDER BY seq")]
+        last = [n for n, kind in enumerate(kinds, 1) if kind == "host_started"][2]
+        journal.execute("DELETE FROM records WHERE seq > ?", (last,))
+    shown = fleetfix("show", "last").out.splitlines()
+    assert shown[-3:] == [
+        "not known    gpu03",
+        "not begun    gpu04",
+        "4 hosts: 1 not known, 1 not begun, 2 ok · it did not finish: its controller ended",
+    ]
+
+
+def test_hosts_that_did_not_end_well_are_named_however_many(fleetfix: Line, place: Path) -> None:
+    names = [f"n{number:03}" for number in range(1, 200, 2)]
+    (place / "many.yaml").write_text("transport: scripted\nhosts: [" + ", ".join(names) + "]\n")
+    fleet = Fleet(names)
+    for name in names:
+        fleet[name].refuse("unreachable", "no answer")
+    with fleet:
+        result = fleetfix("exec", "--hosts", "*", "-i", "many.yaml", "--yes-hosts", "100", "uptime")
+    missing = [name for name in names if name.removeprefix("n") not in result.err]
+    assert (missing, result.code) == ([], 4)
 
 
 @pytest.mark.parametrize(
