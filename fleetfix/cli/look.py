@@ -63,9 +63,10 @@ def conduct(order: Order) -> int:
 
 
 def exit_code(seen: list[Seen]) -> int:
-    """0 where nothing is wrong, 2 where something is, 4 where hosts could only not be reached."""
+    """0 where nothing is wrong, 2 where something is or an environment was not audited, 4 where hosts
+    could only not be reached."""
     kinds = {one.failure.kind for one in seen if one.failure is not None}
-    if any(one.wrong for one in seen) or kinds - {"unreachable", "auth", "host_key"}:
+    if any(one.wrong or one.unaudited for one in seen) or kinds - {"unreachable", "auth", "host_key"}:
         return 2
     return 4 if kinds else 0
 

@@ -26,7 +26,12 @@ def audit_findings(audit: Audit, asked: str = "of-job") -> tuple[Condition, ...]
     keep = kept_cuda(audit)
     # Whose it is decides what may be done, not what is found.
     found = cure(audit.model_copy(update={"rights": True}), keep or "12")
-    damage = _mixed(audit) if keep is None else _damage(found, keep, asked)
+    damage = [*(_mixed(audit) if keep is None else _damage(found, keep, asked))]
+    if audit.env.beside:
+        # The playbook takes the environment of the job, and refuses another as long as there is one.
+        # The same words on all hosts, so that they are told as one.
+        help = "the job here uses another environment: purge-cu13 mends this one when no job runs"
+        damage = [Condition(text=one.text, help=one.help or help) for one in damage]
     notes = found.findings if keep else [f"{one} is left over" for one in audit.leftovers]
     return tuple(
         one.model_copy(update={"text": f"{audit.env.path}: {one.text}"})

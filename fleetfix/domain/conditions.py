@@ -128,7 +128,7 @@ def _jobs(facts: HostFacts) -> Iterator[Condition]:
     for job in facts.jobs:
         if job.orphan:
             text = f"{job.user}'s process {job.pid} ({job.command}) holds GPUs and its job is gone"
-            yield Condition(text=text, help=f"kill {job.pid}")
+            yield Condition(text=text, help="kill it, once nobody wants it")
 
 
 def _system(facts: HostFacts) -> Iterator[Condition]:

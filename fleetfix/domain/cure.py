@@ -24,7 +24,7 @@ class Cure(Value):
     """Files to put back."""
     notes: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
-    """Those of the notes that tell of something that is not as it should be."""
+    """What is not as it should be and not mended by this; whether it stays is for who mends to say."""
 
     @property
     def empty(self) -> bool:
@@ -44,6 +44,9 @@ def cure(audit: Audit, keep: Cuda, purge: Iterable[str] = ()) -> Cure:
     staying = [dist for dist in audit.dists if dist.info not in going]
     mend = tuple(dist for dist in staying if _to_mend(dist, going, keep))
     stays = {info: f"{audit_label(audit, info)} stays: {why}" for info, why in sorted(reasons.items())}
+    doubtful = [
+        f"{audit_label(audit, info)}: {why}" for info, why in sorted(reasons.items()) if info in left
+    ]
     lost = _found_and_left(audit, staying, mend, going)
     return Cure(
         blocked=_must_choose(audit, going, reasons, keep)
@@ -53,7 +56,7 @@ def cure(audit: Audit, keep: Cuda, purge: Iterable[str] = ()) -> Cure:
         repair=mend,
         files=sum(lost_files(dist, going) for dist in mend),
         notes=(*stays.values(), *lost, *_told(audit, going)),
-        findings=(*(said for info, said in stays.items() if info not in spared), *lost),
+        findings=(*doubtful, *lost),
     )
 
 

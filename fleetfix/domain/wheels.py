@@ -124,6 +124,8 @@ class Place(Value):
     user: str | None = None
     kind: str
     by: str | None = None
+    beside: str | None = None
+    """What jobs use instead of it, where it was given and none uses it: `job 4211 of alice uses /opt/a`."""
     used_by: tuple[str, ...] = ()
     """The live jobs that map it, e.g. `job 4211 of alice`."""
     others: tuple[str, ...] = ()

@@ -6,6 +6,6 @@ from fleetfix.remote.api import be_idle, read
 
 @read
 def environment(ctx, venv):
-    """`wheels.audit` with the lowest priority for processor and disk."""
+    """`wheels.audit` with the lowest priority for processor and disk; also of what no job uses."""
     be_idle()
-    return wheels.audit(ctx, venv)
+    return wheels.audit(ctx, venv, to_look=True)

@@ -11,16 +11,18 @@ SITES = ("lib/python3*/site-packages", "lib64/python3*/site-packages")
 SYSTEM_SITES = ("lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
 
 
-def resolve(ctx, venv):
+def resolve(ctx, venv, to_look=False):
     """The environment that `venv` ("of-job" or an absolute path) means here.
 
     {"path", "python", "site": [...], "uid", "gid", "user", "kind": "venv"|"conda"|"system"|"container",
     "by", "used_by": the live jobs that map it}, or {"none": one line, "hint"}. Only reads; nothing runs.
+    A path that no job maps while another is mapped is refused, but for who only means `to_look`: it is told
+    as "beside".
     """
     used = _in_use(ctx)
     if venv == "of-job":
         return _of_job(used)
-    return _given(venv, used)
+    return _given(venv, used, to_look)
 
 
 @read
@@ -74,7 +76,7 @@ def _of_job(used):
     return _described(paths[0], by, container, _living(used, paths[0]))
 
 
-def _given(venv, used):
+def _given(venv, used, to_look):
     if not venv.startswith("/"):
         return _none("%s is not an absolute path" % venv, "give venv: an absolute path, or of-job")
     path = os.path.realpath(venv)
@@ -86,6 +88,8 @@ def _given(venv, used):
     others = sorted({(who, one) for one, who, _, live in used if live and one})
     if others:
         found = ", ".join("%s uses %s" % pair for pair in others[:3])
+        if to_look:
+            return dict(_described(path, "given", False, []), beside=found)
         return _none("no job uses %s: %s" % (venv, found), "give the path the job uses, or of-job")
     return _described(path, "given", False, [])
 

@@ -20,13 +20,13 @@ LARGEST_REPLY = 60 * 1024
 SAMPLES = 5
 TOLD = {"requires", "missing", "overwritten", "altered", "shares"}  # what makes any package worth a line
 CUDA_NAME = re.compile(r"cu(?:da)?-?1[0-9]", re.I)
-DESCRIBED = ("path", "python", "site", "uid", "user", "kind", "by")
+DESCRIBED = ("path", "python", "site", "uid", "user", "kind", "by", "beside")
 
 
 @read
-def audit(ctx, venv, purge=(), cuda=None):
+def audit(ctx, venv, purge=(), cuda=None, to_look=False):
     """What is installed, what speaks of CUDA, what is damaged and by whom. See domain.wheels.Audit."""
-    where = environments.resolve(ctx, venv)
+    where = environments.resolve(ctx, venv, to_look)
     if "none" in where:
         return {"none": where["none"], "hint": where.get("hint", "")}
     found = {"env": {key: where.get(key) for key in DESCRIBED}}

@@ -27,6 +27,9 @@ from fleetfix.views.paint import PLAIN, Paint
 MOST = 6
 """Lines of drift, of outliers and of conditions that are shown each; the JSON has all."""
 
+NAMED = 300
+"""Characters of folded hosts that were not reached or not seen: who is missing is looked for by name."""
+
 OTHERS = 3
 """Values of one drifting fact that are shown."""
 
@@ -63,6 +66,18 @@ class Seen:
             why = why_not_audited(audit) if isinstance(audit, Audit) else str(audit)
             if why:
                 yield f"{asked}: {why}"
+
+    @property
+    def unaudited(self) -> bool:
+        """Whether an environment that was asked for could not be audited; a host without a job has none of
+        a job, which is no fault."""
+        idle = self.facts is not None and self.facts.complete and not self.facts.jobs
+        return any(
+            not (idle and asked == "of-job")
+            if isinstance(audit, Audit) and audit.env is None
+            else not isinstance(audit, Audit) or why_not_audited(audit) is not None
+            for asked, audit in self.audits.items()
+        )
 
 
 # -- facts ------------------------------------------------------------------------------------------
@@ -268,12 +283,12 @@ def _disks(facts: Mapping[str, HostFacts]) -> Iterator[str]:
         yield _row("disk free", one_line("; ".join(told)))
 
 
-def _section(title: str, lines: Sequence[str], paint: Paint) -> Iterator[str]:
+def _section(title: str, lines: Sequence[str], paint: Paint, most: int = MOST) -> Iterator[str]:
     if lines:
         yield paint("warn", title)
-        yield from (f"  {line}" for line in lines[:MOST])
-        if len(lines) > MOST:
-            yield f"  … and {count(len(lines) - MOST, 'other')}"
+        yield from (f"  {line}" for line in lines[:most])
+        if len(lines) > most:
+            yield f"  … and {count(len(lines) - most, 'other')}"
 
 
 # -- what is wrong ----------------------------------------------------------------------------------
@@ -314,14 +329,22 @@ def _way(hosts: HostSet, way: Condition, inventory: str, playbooks: Collection[s
 
 
 def _unseen(seen: Sequence[Seen], paint: Paint) -> Iterator[str]:
-    said = [(one.host, one_line(why)) for one in seen for why in one.unseen]
-    yield from _section("not seen", [f"{counted(one.hosts)}: {one.text}" for one in group(said)], paint)
+    yield from _not_one_lost("not seen", ((one.host, why) for one in seen for why in one.unseen), paint)
 
 
 def _unreachable(seen: Sequence[Seen], paint: Paint) -> Iterator[str]:
-    said = [(one.host, one_line(str(one.failure))) for one in seen if one.failure is not None]
-    lines = [f"{counted(one.hosts)}: {one.text}" for one in group(said)]
-    yield from _section("not reached", lines, paint)
+    failed = ((one.host, str(one.failure)) for one in seen if one.failure is not None)
+    yield from _not_one_lost("not reached", failed, paint)
+
+
+def _not_one_lost(title: str, said: Iterable[tuple[str, str]], paint: Paint) -> Iterator[str]:
+    """Reasons with their hosts, most hosts first; those that are too many for a screen keep their hosts."""
+    groups = group((host, one_line(why)) for host, why in said)
+    lines = [f"{counted(one.hosts, NAMED)}: {one.text}" for one in groups[:MOST]]
+    if rest := groups[MOST:]:
+        left = HostSet(host for one in rest for host in one.hosts)
+        lines.append(f"{counted(left, NAMED)}: {count(len(rest), 'other reason')}")
+    yield from _section(title, lines, paint, most=len(lines))
 
 
 # -- JSON -------------------------------------------------------------------------------------------

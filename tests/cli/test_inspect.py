@@ -21,7 +21,7 @@ from fleetfix.session import Lease, Purpose, unfinished_hint
 from fleetfix.transports.scripted import Fleet
 from fleetfix.views.inspect import Seen, inspect_text
 from tests.cli.conftest import Line
-from tests.unit.test_audit_findings import NCCL_12, NCCL_13, audit
+from tests.unit.test_audit_findings import NCCL_12, NCCL_13, PLACE, audit
 from tests.unit.test_host_facts import GIB, MISMATCH, NO_RATES, WELL, answer, job, reply
 
 ALL = ("inspect", "--hosts", "gpu*", "-i", "hosts.yaml")
@@ -115,6 +115,7 @@ def test_an_audit_shows_the_command_that_mends(fleetfix: Line, well: Fleet) -> N
 def test_what_could_not_be_seen_is_said_and_is_no_fault(fleetfix: Line, well: Fleet) -> None:
     well.on("audits.environment", audit(NCCL_12).model_dump())
     well["gpu01"].on("audits.environment", {"none": "no job is running", "hint": "give a path"})
+    well["gpu01"].on("facts.survey", survey(jobs=[]))
     well["gpu02"].on("facts.survey", survey(complete=False))
     with well:
         result = fleetfix(*ALL, "--env", "of-job")
@@ -124,6 +125,26 @@ def test_what_could_not_be_seen_is_said_and_is_no_fault(fleetfix: Line, well: Fl
         "  gpu02: processes of other users cannot be looked at (become: true)",
     ]
     assert result.code == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("/nope", {"none": "there is no environment at /nope"}),
+        ("of-job", {"none": "2 environments are in use"}),
+        ("of-job", {"env": {**PLACE.model_dump(), "kind": "container"}}),
+        ("of-job", Failure(kind="timed_out", message="it ran past its deadline")),
+    ],
+)
+def test_an_environment_that_could_not_be_audited_is_never_taken_for_a_sound_one(
+    fleetfix: Line, well: Fleet, asked: str, answer: Any
+) -> None:
+    well.on("audits.environment", audit(NCCL_12).model_dump())
+    well["gpu02"].on("audits.environment", answer)
+    with well:
+        result = fleetfix(*ALL, "--env", asked)
+    assert result.out.splitlines()[-2] == "not seen"
+    assert result.code == 2
 
 
 def test_json_is_one_object_a_host(fleetfix: Line, well: Fleet) -> None:
@@ -251,6 +272,22 @@ def test_a_thousand_hosts_fit_one_screen() -> None:
     assert any(line.startswith("  kernel       36 other values: ") for line in lines)
     assert "  gpu[0001,0251,0501,0751] (4): nvidia-smi does not answer" in lines
     assert lines[-1].endswith("(10): no answer in 15 s")
+
+
+def test_hosts_that_were_not_reached_are_named_whatever_the_reasons() -> None:
+    names = [f"n{number:02}" for number in range(1, 30, 2)]
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+    why = {name: f"no {words[place % 8]}" for place, name in enumerate(names)}
+    seen = [Seen(name, failure=Failure(kind="no_python", message=text)) for name, text in why.items()]
+    told = inspect_text(seen)
+    assert [name for name in names if name.removeprefix("n") not in told] == []
+    assert told.endswith("  n[13,15,29] (3): 2 other reasons")
+
+
+def test_orphans_of_a_fleet_are_one_condition() -> None:
+    seen = [Seen(f"gpu{n}", facts(jobs=[job(pid=4000 + n, orphan=True)])) for n in range(1, 9)]
+    told = inspect_text(seen)
+    assert "  gpu[1-8] (8): alice's process 4001…4008 (" in told
 
 
 def test_a_lease_that_has_run_out_is_none(fleetfix: Line, well: Fleet) -> None:

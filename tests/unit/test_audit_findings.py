@@ -48,6 +48,16 @@ def test_mixed_packages_and_damaged_files_are_one_finding_with_the_command_that_
     assert found.settings == ("venv=/v",)
 
 
+def test_no_command_is_advised_that_would_be_refused_for_a_job_of_another_environment() -> None:
+    place = PLACE.model_copy(update={"beside": "job 7 of ann uses /w"})
+    for mixed in (audit(NCCL_12, NCCL_13), audit(NCCL_12, NCCL_13, cuda=None)):
+        (found,) = audit_findings(mixed.model_copy(update={"env": place}), "/v")
+        assert (found.playbook, found.settings) == ("", ())
+        assert found.help == (
+            "the job here uses another environment: purge-cu13 mends this one when no job runs"
+        )
+
+
 def test_the_cuda_that_stays_is_the_one_of_torch() -> None:
     (found,) = audit_findings(audit(NCCL_12, NCCL_13, cuda="13.0"))
     assert found.text.startswith("/v: 1 package of another CUDA beside CUDA 13")
@@ -63,7 +73,7 @@ def test_what_is_left_alone_by_a_repair_is_found_all_the_same() -> None:
     lacking = dist("scipy", "1.1", missing=1)
     asked_for = dist("sglang-kernel", "0.4", needs=("13",), requested=True)
     assert texts(audit(changed, lacking, asked_for, leftovers=("lib/~orch",))) == [
-        f"/v: sglang-kernel 0.4 stays: built for CUDA 13, but {BY_NAME}",
+        f"/v: sglang-kernel 0.4: built for CUDA 13, but {BY_NAME}",
         "/v: numpy 2.1: 2 files locally modified, such as numpy/a.py; left as they are",
         "/v: scipy 1.1: 1 files missing; left as it is",
         "/v: lib/~orch is left over from an interrupted removal",

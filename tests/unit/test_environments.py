@@ -75,6 +75,10 @@ def test_a_path_that_no_running_job_maps_is_refused_and_the_used_one_named(host:
     none = resolve(host, idle)["none"]
     assert none.startswith(f"no job uses {idle}: job {pid} of ")
     assert none.endswith(f" uses {used}")
+    # Who only looks may look at any, and is told that it is another.
+    looked = environments.resolve(host.context("look"), str(idle), to_look=True)
+    assert (looked["path"], looked["used_by"]) == (str(idle), [])
+    assert looked["beside"] == f"job {pid} of {looked['user']} uses {used}"
 
 
 def test_a_link_to_the_environment_means_the_environment(host: GpuHost) -> None:
