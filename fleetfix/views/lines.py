@@ -219,6 +219,7 @@ class Lines:
         self._diff = diff
         self._teller = Teller()
         self._planned = 0
+        self._given_up = 0
         self._told_at = 0.0
         self._plan_shown = False
 
@@ -232,14 +233,20 @@ class Lines:
         event = record.event
         if isinstance(event, WaveStarted):
             self.plan(state)
+        if isinstance(event, RunStarted | RunResumed):
+            self._told_at = record.at
         if isinstance(event, HostPlanned):
+            self._planned += 1
             self._progress(record, state)
-        elif not self._teller.too_much(record) and (line := line_of(record, state, self._paint)):
+        elif isinstance(event, HostFinished) and state.hosts[event.host].pending is None:
+            self._given_up += 1
+            self._progress(record, state)
+        if not self._teller.too_much(record) and (line := line_of(record, state, self._paint)):
             self._out.line(line)
 
     def _progress(self, record: Record, state: RunState) -> None:
-        self._planned += 1
-        if record.at - self._told_at >= WAIT_LINES_EVERY and self._told_at:
-            self._out.line(f"planned {self._planned} of {count(len(state.hosts), 'host')}")
-        if record.at - self._told_at >= WAIT_LINES_EVERY:
-            self._told_at = record.at
+        if record.at - self._told_at < WAIT_LINES_EVERY:
+            return
+        self._told_at = record.at
+        given_up = f", {self._given_up} given up" if self._given_up else ""
+        self._out.line(f"planned {self._planned} of {count(len(state.hosts), 'host')}{given_up}")

@@ -193,6 +193,19 @@ def test_of_two_long_plans_none_is_hidden_whose_members_are_mended_by_one() -> N
     assert {"gpu01:", "gpu02:"} <= set(text.splitlines())
 
 
+def test_a_survey_of_hosts_that_do_not_answer_is_no_silence() -> None:
+    hosts = stories.started("gpu[01-30]").hosts
+    events: list[Event] = [stories.started("gpu[01-30]", dry=True)]
+    for host in hosts[:-1]:
+        events += stories.unreachable(host, "no answer")
+    events += stories.planned(hosts[-1], 7)
+    told = progress(stories.records(events, every=1.0)).splitlines()
+    counts = [line for line in told if line.startswith("planned ")]
+    assert counts[0] == "planned 0 of 30 hosts, 5 given up"
+    assert len(counts) >= 5
+    assert not any("gpu01" in line for line in told[1:])
+
+
 def test_of_three_long_plans_that_differ_in_counts_none_is_hidden() -> None:
     events: list[Event] = [stories.started("gpu[01-03]")]
     for number, host in enumerate(("gpu01", "gpu02", "gpu03"), 4):
