@@ -74,12 +74,15 @@ class HostRun:
         visit.member = Member(unit, joint, visit.host, say)
 
     async def survey(self) -> None:
-        """Plan every step before anything changes."""
+        """Plan every step before anything changes. After an interrupt no further host is connected to."""
         async with self._turn():
+            if self._context.interrupts.times and not self._visit.state.started:
+                return self._ends.finish("not_started", "interrupted")
             try:
                 await survey(self._visit, self._ends)
             except HostError as error:
                 self._ends.give_up(error.failure, "plan" if self._visit.connected else "connect")
+        return None
 
     def end_plan(self) -> None:
         """End a host of a dry run: it was planned, and so were all others."""

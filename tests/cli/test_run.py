@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from fleetfix.cli import consent
+from fleetfix.commands import Completed, Json
 from fleetfix.errors import Failure
 from fleetfix.events import Record
 from fleetfix.journal import Journal
-from fleetfix.transports.scripted import Fleet
+from fleetfix.transports.scripted import Fleet, World
 from tests.cli.conftest import Line, lamp_host
 from tests.unit.terminal import Terminal
 
@@ -138,6 +139,20 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(consent, "at_terminal", lambda: True)
     monkeypatch.setattr(consent, "_typed", line)
     return typed
+
+
+def test_an_interrupted_survey_connects_to_no_further_host(fleetfix: Line, fleet: Fleet) -> None:
+    def asked(args: dict[str, Json], world: World) -> Completed:
+        os.kill(os.getpid(), signal.SIGINT)
+        return Completed(exit=1)
+
+    fleet["gpu01"].on("shell.check", asked)
+    with fleet:
+        result = fleetfix("plan", *LAMPS, *ALL, "--forks", "1")
+    assert result.code == 130
+    assert (fleet["gpu03"].opened, fleet["gpu04"].opened) == (0, 0)
+    assert " not_started" in result.out.splitlines()[-1]
+    assert "unreachable" not in result.out
 
 
 @pytest.mark.parametrize(
