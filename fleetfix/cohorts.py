@@ -7,6 +7,7 @@ the name of what is mounted there.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -78,7 +79,10 @@ def shared_paths(host: Host) -> dict[str, str]:
     for path, source in named.items():
         if not isinstance(path, str) or not path.startswith("/") or not isinstance(source, str | None):
             raise _malformed(host, path)
-        found[path.rstrip("/") or "/"] = source or path.rstrip("/")
+        if ".." in path.split("/"):
+            raise _malformed(host, path)  # what that leads to, a link may decide
+        plain = "/" + posixpath.normpath(path).strip("/")
+        found[plain] = (source or plain).rstrip("/") or "/"
     return found
 
 
@@ -114,7 +118,7 @@ def shared_of(host: Host, change: Change) -> list[tuple[str, Folder]]:
     known = shared_paths(host)
     found = []
     for folder in change.folders:
-        above = [path for path in known if _within(folder.path, path)]
+        above = [path for path in known if within(folder.path, path)]
         if above:
             top = max(above, key=len)
             found.append((known[top].rstrip("/") + folder.path[len(top.rstrip("/")) :], folder))
@@ -129,7 +133,7 @@ def undeclared(host: Host, change: Change) -> Folder | None:
             folder
             for folder in change.folders
             if folder.filesystem in SHARED_FILE_SYSTEMS
-            and not any(_within(folder.path, path) for path in known)
+            and not any(within(folder.path, path) for path in known)
         ),
         None,
     )
@@ -143,14 +147,15 @@ def why_undeclared(folder: Folder) -> str:
     )
 
 
-def _within(path: str, top: str) -> bool:
+def within(path: str, top: str) -> bool:
+    """Whether a folder, or what is shared, is another or lies in it."""
     return path == top or path.startswith(top.rstrip("/") + "/")
 
 
 # -- forming ---------------------------------------------------------------------------------------
 
 
-def form(ties: Mapping[str, Ties], hosts: Mapping[str, Host], others: Iterable[Host]) -> tuple[Cohort, ...]:
+def form(ties: Mapping[str, Ties], others: Iterable[Host]) -> tuple[Cohort, ...]:
     """The cohorts among the hosts of a run, by what ties them; hosts that nothing ties are in none.
 
     `others` are hosts of the inventory beside them. A job counts as whole when each of its nodes is a
@@ -166,7 +171,7 @@ def form(ties: Mapping[str, Ties], hosts: Mapping[str, Host], others: Iterable[H
         absent = (
             _absent_nodes(spans.values(), members, ties)
             or _absent_by_word(declared, beside)
-            or _absent_sharers(shared, members, ties, hosts, beside)
+            or _absent_sharers(shared, members, ties, beside)
             or _not_one(members, ties)
         )
         shared = [what for what in shared if _sharers(what, members, ties) > 1]
@@ -229,23 +234,18 @@ def _absent_sharers(
     shared: Iterable[str],
     members: tuple[str, ...],
     ties: Mapping[str, Ties],
-    hosts: Mapping[str, Host],
     others: tuple[Host, ...],
 ) -> str:
     for what in shared:
-        name, folder = next(
-            (name, folder) for name in members for one, folder in ties[name].touched if one == what
+        folder = next(folder for name in members for one, folder in ties[name].touched if one == what)
+        missing = HostSet(
+            other.name
+            for other in others
+            if any(within(what, one) or within(one, what) for one in shared_paths(other).values())
         )
-        source = _source(hosts[name], folder.path)
-        missing = HostSet(host.name for host in others if source in shared_paths(host).values())
         if missing:
             return f"{folder.path} is shared with {missing}: select all that share it (--hosts)"
     return ""
-
-
-def _source(host: Host, path: str) -> str:
-    known = shared_paths(host)
-    return known[max((top for top in known if _within(path, top)), key=len)]
 
 
 def _not_one(members: tuple[str, ...], ties: Mapping[str, Ties]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from fleetfix.cohorts import SHARED, Cohort, Ties, declared_cohort, form, shared_paths
+from fleetfix.cohorts import SHARED, Cohort, Ties, declared_cohort, form, shared_paths, within
 from fleetfix.commands import Read
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.hostrun import HostRun
@@ -28,14 +28,13 @@ async def assemble(context: RunContext, runs: Mapping[str, HostRun]) -> dict[str
     # Also a host that has no note of it yet went with those that have.
     formed = {host: one.formed[0] for one in visits.values() if one.formed for host in one.formed[1]}
     ties = {name: tied for name, visit in visits.items() if (tied := _ties(visit, formed.get(name)))}
-    hosts = {name: visit.host for name, visit in visits.items()}
     for name, visit in visits.items():
         if (why := _not_taken_up(state, visit, visits)) and state.hosts[name].is_open:
             runs[name].refuse(why)
             ties.pop(name, None)
     elsewhere = await _users_elsewhere(state, visits, ties)
     joints: dict[str, Joint] = {}
-    for cohort in form(ties, hosts, context.request.others):
+    for cohort in form(ties, context.request.others):
         members = {name: visits[name] for name in cohort.hosts}
         if not any(state.hosts[name].pending for name in cohort.hosts):
             continue
@@ -170,8 +169,10 @@ async def _users_elsewhere(
 def _places_of(visit: Visit, what: str) -> Iterator[str]:
     """Where what is shared lies on a host."""
     for path, source in shared_paths(visit.host).items():
-        if what == source or what.startswith(source.rstrip("/") + "/"):
+        if within(what, source):
             yield path.rstrip("/") + what[len(source.rstrip("/")) :]
+        elif within(source, what):  # it has a part of it mounted
+            yield path
 
 
 async def _use(state: RunState, visit: Visit, path: str) -> str:

@@ -5,7 +5,7 @@ Pure: what comes out are events. Folded, they make the state say what the host s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fleetfix.events import ChangeFound, ChangeShown, FoundState
 from fleetfix.playbook import Step
@@ -19,11 +19,7 @@ FINISHED = ("ok", "changed", "skipped")
 def corrections(host: HostState, past: Iterable[Past]) -> tuple[ChangeFound, ...]:
     """What the host's log says of this run's changes, where the folded state says otherwise."""
     logged = {one.id: one for one in past}
-    found = [
-        ChangeFound(host=host.name, step=step_of(id), change=id, state="absent", shown=shown)
-        for id, shown in host.changes.items()
-        if id not in logged
-    ]
+    found = list(never_begun(host, logged))
     for one in logged.values():
         if one.state != _told(host, one.id):
             found.append(
@@ -36,6 +32,16 @@ def corrections(host: HostState, past: Iterable[Past]) -> tuple[ChangeFound, ...
                 )
             )
     return tuple(found)
+
+
+def never_begun(host: HostState, logged: Collection[str]) -> tuple[ChangeFound, ...]:
+    """What the journal holds to be begun, and the host's log, which has these ids, does not know: the
+    controller ended between its own word and the host's."""
+    return tuple(
+        ChangeFound(host=host.name, step=step_of(id), change=id, state="absent", shown=shown)
+        for id, shown in host.changes.items()
+        if id not in logged
+    )
 
 
 def _told(host: HostState, change: str) -> FoundState | None:

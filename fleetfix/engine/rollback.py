@@ -10,6 +10,7 @@ from fleetfix.commands import Completed
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.pending import Foreseen, foresee
+from fleetfix.engine.reconcile import never_begun
 from fleetfix.errors import NO_WAY_IN, Failure, HostError
 from fleetfix.events import ChangeUndone, HostSaid, Outcome, RollbackFinished
 from fleetfix.playbook import Step
@@ -87,6 +88,9 @@ async def undo_all(
     went = WentBack()
     past = await session.past()
     went.errors += await _lost_records(session, host, past, recorder)
+    if not went.errors:
+        for event in never_begun(recorder.state.hosts[host], {one.id for one in past}):
+            recorder.record(event)
     known = recorder.state.hosts[host].changes
     step = ""
     for one in reversed(past):

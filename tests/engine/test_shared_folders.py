@@ -190,6 +190,15 @@ async def test_a_host_that_shares_it_and_works_with_something_else_must_not_use_
     assert site.told == []
 
 
+@pytest.mark.parametrize("other", ["/", "/venv/lib"])
+async def test_also_a_host_that_shares_a_part_of_it_or_what_it_lies_in_must_not_use_it(other: str) -> None:
+    site = Site("gpu01", "gpu02")
+    site.hosts["gpu02"].on("disk.sound", None).on("environments.users", ["alice's python (pid 12)"])
+    state, _ = await site.play(steps(), gpu02={"shared_paths": [other]})
+    assert outcomes(state) == {"gpu01": "blocked", "gpu02": "ok"}
+    assert site.told == []
+
+
 async def test_a_host_that_shares_it_and_cannot_be_reached_blocks_the_others() -> None:
     site = Site("gpu01", "gpu02")
     site.hosts["gpu02"].refuse()

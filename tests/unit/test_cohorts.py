@@ -26,8 +26,8 @@ def change(path: str, filesystem: str = "ext4", source: str = "/dev/sda1", insid
     return Change(key="c", summary="c", do=(), risk="reversible", folders=(folder,))
 
 
-def formed(ties: dict[str, Ties], *others: Host, **hosts: Host) -> tuple[Cohort, ...]:
-    return form(ties, {name: hosts.get(name, host(name)) for name in ties}, others)
+def formed(ties: dict[str, Ties], *others: Host) -> tuple[Cohort, ...]:
+    return form(ties, others)
 
 
 def touched(one: Host, *changes: Change) -> Ties:
@@ -54,7 +54,7 @@ def test_ties_of_any_kind_chain_hosts_together() -> None:
         "gpu04": Ties(declared="llama3"),
         "gpu05": Ties(declared="llama3"),
     }
-    found = formed(ties, **shares)
+    found = formed(ties)
     assert [one.hosts for one in found] == [("gpu01", "gpu02", "gpu03"), ("gpu04", "gpu05")]
     assert found[0].shared == ("/venv",)
     assert found[1].declared
@@ -80,13 +80,13 @@ def test_one_storage_that_is_mounted_in_two_places_is_one_and_what_is_said_wrong
         "gpu01": touched(a, change("/opt/venv", "nfs4", "nas01:/x", "/v")),
         "gpu02": touched(b, change("/mnt", "nfs4", "nas01:/x", "/v")),
     }
-    (one,) = formed(ties, gpu01=a, gpu02=b)
+    (one,) = formed(ties)
     assert one.absent == ""
     ties["gpu02"] = touched(b, change("/mnt", "nfs4", "nas02:/y", "/v"))
-    (one,) = formed(ties, gpu01=a, gpu02=b)
+    (one,) = formed(ties)
     assert "is not shared as `shared_paths` says" in one.absent
     ties["gpu02"] = touched(b, change("/mnt"))
-    (one,) = formed(ties, gpu01=a, gpu02=b)
+    (one,) = formed(ties)
     assert "gpu02 has its own disk there" in one.absent
 
 
@@ -101,12 +101,39 @@ def test_what_lies_in_a_shared_folder_is_shared(path: str, is_shared: bool) -> N
     assert undeclared(one, change(path, "xfs")) is None
 
 
+@pytest.mark.parametrize(
+    ("other", "shares"),
+    [
+        (["/opt"], True),
+        (["/opt/train/venv"], True),
+        (["/opt/train/venv/lib"], True),
+        (["/opt/./train//venv/"], True),
+        (["/opt/data", "/opt/train/venv2"], False),
+        ({"/mnt": "/opt/train"}, True),
+    ],
+)
+def test_who_shares_a_part_of_a_folder_or_what_it_lies_in_shares_it(other: Any, shares: bool) -> None:
+    for mine in (["/opt/train"], ["/opt/train/venv"]):
+        one = host("gpu01", shared_paths=mine)
+        found = formed(
+            {"gpu01": touched(one, change("/opt/train/venv"))}, host("gpu09", shared_paths=other)
+        )
+        assert bool(found) is shares
+        assert not found or "is shared with gpu09" in found[0].absent
+
+
+@pytest.mark.parametrize("source", ["nas01:/", "nas01:/x/"])
+def test_what_is_mounted_may_be_said_with_a_slash_at_its_end(source: str) -> None:
+    (known,) = shared_paths(host("gpu01", shared_paths={"/venv/": source})).values()
+    assert known == source[:-1]
+
+
 def test_only_what_is_pending_touches_anything() -> None:
     one = host("gpu01", shared_paths=["/venv"])
     assert ties_of(one, [(False, Plan(changes=(change("/venv"),)))]).touched == ()
 
 
-@pytest.mark.parametrize("value", ["/venv", ["venv"], {"/venv": 3}, [3], 7, {"": "x"}])
+@pytest.mark.parametrize("value", ["/venv", ["venv"], {"/venv": 3}, [3], 7, {"": "x"}, ["/opt/../venv"]])
 def test_shared_paths_that_are_none_are_refused_with_an_example(value: Any) -> None:
     with pytest.raises(InventoryError) as error:
         neighbours([host("gpu01", shared_paths=value)], [])
