@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
-from fleetfix.commands import Execute
+from fleetfix.commands import Ended, Execute
 from fleetfix.engine.context import Interrupts
 from fleetfix.engine.execute import CommandRequest, run_command
+from fleetfix.errors import Failure
 from fleetfix.events import CommandEnded, Record
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
-from fleetfix.session import Stream, Take
+from fleetfix.session import Feed, Stream, Take
 from fleetfix.state import RunState, fold
 from fleetfix.transports.scripted import Fleet
+from fleetfix.transports.scripted_session import ScriptedSession
+from fleetfix.views.command import command_summary
 
 NAMES = ("gpu01", "gpu02", "gpu03", "gpu04")
 
@@ -113,6 +116,23 @@ async def test_a_host_that_is_lost_while_it_runs_is_in_doubt_and_not_asked_again
     assert outcomes(state)["gpu01"] == "in_doubt"
     assert "nothing tells how far" in state.hosts["gpu01"].finished.reason  # type: ignore[union-attr]
     assert len(one.fleet["gpu01"].commands) == 1
+    assert state.exit == 2
+
+
+async def test_a_command_that_nobody_keeps_any_more_is_in_doubt() -> None:
+    one = Try()
+
+    async def killed(
+        self: ScriptedSession, command: Execute, take: Take, feed: Feed | None = None
+    ) -> Ended:
+        return Ended(failure=Failure(kind="command", message="the command's keeper was killed by signal 9"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptedSession, "execute", killed)
+        state = await one.run()
+    assert set(outcomes(state).values()) == {"in_doubt"}
+    assert "may run on" in state.hosts["gpu01"].finished.reason  # type: ignore[union-attr]
+    assert "4 in doubt" in command_summary(state, state.exit)
     assert state.exit == 2
 
 
