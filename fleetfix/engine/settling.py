@@ -83,6 +83,11 @@ class Settling:
         return None
 
     async def _commit(self, host: Host, session: Session) -> None:
+        past = await session.past()
+        if past and all(one.state == "undone" for one in past):
+            said = "nothing is left to commit: the run went back here"
+            self.recorder.record(HostSaid(host=host.name, step="", text=said))
+            return
         await session.commit()
         self.recorder.record(
             HostCommitted(

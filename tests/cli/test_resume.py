@@ -317,3 +317,13 @@ def test_going_back_is_not_asked_for_while_another_process_drives_the_run(
         refused = fleetfix("rollback", run)
     assert (refused.code, "is being driven by another process" in refused.err) == (1, True), refused.err
     assert "[y/N]" not in refused.err
+
+
+def test_what_went_back_is_not_committed(fleetfix: Line, fleet: Fleet) -> None:
+    with fleet:
+        done = fleetfix("run", *LAMPS, *ALL, "--yes")
+        fleetfix("rollback", done.run, "--hosts", "gpu01", "--yes")
+        kept = fleetfix("commit", done.run)
+    assert kept.code == 0
+    assert "gpu01: nothing is left to commit: the run went back here" in kept.err
+    assert "committed        gpu[02-04] (3): what was done stays" in fleetfix("show", done.run).out
