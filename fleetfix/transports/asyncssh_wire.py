@@ -10,10 +10,11 @@ import contextlib
 import os
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import asyncssh
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 ATTEMPTS = 5
 """How often a connection is tried that the server drops before or while it answers: MaxStartups and
 MaxSessions do that to a crowd."""
+
+LOOKUPS = 256
+"""Names that are looked up at once. The event loop has a handful of threads by itself: a slow name server
+would keep hosts whose turn it is, and the journal, waiting for the names of others."""
 
 HANG_UP = 2.0
 KEEPALIVE = 15
@@ -147,6 +152,7 @@ async def _connect(
     tunnel: asyncssh.SSHClientConnection | None = None,
     key_file: str | None = None,
 ) -> asyncssh.SSHClientConnection:
+    _look_up_side_by_side()
     more: dict[str, Any] = {}
     if port is not None:
         more["port"] = port
@@ -170,6 +176,17 @@ async def _connect(
         keepalive_count_max=UNANSWERED,
         **more,
     )
+
+
+_wide: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+
+def _look_up_side_by_side() -> None:
+    """Give the event loop as many threads for names as hosts may be connected to; they start as needed."""
+    loop = asyncio.get_running_loop()
+    if loop not in _wide:
+        _wide.add(loop)
+        loop.set_default_executor(ThreadPoolExecutor(LOOKUPS, "fleetfix-lookup"))
 
 
 class _Client(asyncssh.SSHClient):

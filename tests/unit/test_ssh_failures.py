@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import pkgutil
 import socket
+import threading
 from collections.abc import Iterator
 
 import asyncssh
 import pytest
 
-from fleetfix.transports.asyncssh_wire import failure_of
+from fleetfix.errors import Failure, HostError
+from fleetfix.inventory import Host
+from fleetfix.session import Opening, Purpose
+from fleetfix.transports.asyncssh_wire import failure_of, open_session
 
 
 def exceptions() -> Iterator[type[Exception]]:
@@ -65,3 +70,23 @@ def test_a_refused_connection_is_said_as_people_say_it(said: str) -> None:
     number, _, text = said.partition("] ")
     error = OSError(111, text) if number == "[Errno 111" else OSError(said)
     assert failure_of(error, "gpu01").message == "gpu01: connection refused"
+
+
+def test_a_slow_name_server_keeps_no_other_host_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(64)
+
+    def slow(*_: object, **__: object) -> list[object]:
+        together.wait(20)  # until all are being looked up
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    async def all_at_once() -> list[Failure]:
+        hosts = [Host(name=f"gpu{number:02}", address=f"gpu{number:02}.invalid") for number in range(64)]
+        purpose = Purpose(run="r", playbook="p", dry=True, operator="op", controller="desk")
+        found = await asyncio.gather(
+            *(open_session(host, purpose, Opening()) for host in hosts), return_exceptions=True
+        )
+        return [error.failure for error in found if isinstance(error, HostError)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    failures = asyncio.run(all_at_once())
+    assert [failure.message.partition(": ")[2] for failure in failures] == ["no such name"] * 64
