@@ -120,7 +120,7 @@ class Show:
         seen = Seen(one.host, one.facts, one.failure, tuple(found), one.audits)
         self.seen.append(seen)
         if self._json:
-            self._out.line(inspect_json(seen))
+            self._out.whole(inspect_json(seen))
 
     def not_looked_at(self, why: str) -> None:
         """Take in all hosts that are left."""

@@ -205,7 +205,7 @@ class Show:
         if not isinstance(record.event, HostFinished):
             return
         if self._json and self._gathered is not None:
-            self._outs["out"].line(self._gathered.json_line(state.hosts[record.event.host]))
+            self._outs["out"].whole(self._gathered.json_line(state.hosts[record.event.host]))
         else:
             self._live.end(record.event.host)
 

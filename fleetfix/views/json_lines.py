@@ -22,4 +22,4 @@ class JsonLines:
 
     def see(self, record: Record, state: RunState) -> None:
         del state
-        self._out.line(json_line(record))
+        self._out.whole(json_line(record))

@@ -32,6 +32,10 @@ class Out:
         """Write a line soon."""
         self.words(fit(text, self._stream) + "\n")
 
+    def whole(self, line: str) -> None:
+        """Write a line for programs soon: in one piece, however wide the terminal is."""
+        self.words(f"{line}\n")
+
     def words(self, text: str) -> None:
         """Write a part of a line soon."""
         self._put(text)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import re
+import struct
+import termios
 import threading
 import time
 from collections.abc import Iterable
@@ -734,3 +737,19 @@ def test_a_job_that_is_left_stopped_heads_what_is_told_of_a_run_that_never_ended
     assert "not_started      gpu02" in lines
     starting = unfinished_text(fold(killed(starting=True))).split("\n")
     assert starting[0] == "JOB STOPPED, NOT KNOWN TO RUN AGAIN: gpu01"
+
+
+def test_json_is_one_line_a_record_on_a_narrow_terminal_too() -> None:
+    ours, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    told = stories.records(stories.planned("gpu01", 7))
+    with os.fdopen(terminal, "w") as stream:
+        out = Out(stream)
+        for record in told:
+            JsonLines(out).see(record, RunState())
+        out.line("a line for people is broken where the terminal ends, at a blank")
+        out.close()
+        lines = os.read(ours, 65536).decode().splitlines()
+    os.close(ours)
+    assert [json.loads(line)["seq"] for line in lines[: len(told)]] == [record.seq for record in told]
+    assert len(lines) == len(told) + 2
