@@ -14,6 +14,7 @@ from fleetfix.errors import UsageError
 from fleetfix.journal import Journal
 from fleetfix.recorder import View
 from fleetfix.state import RunState, after, fold
+from fleetfix.views.command import command_summary
 from fleetfix.views.fit import fit
 from fleetfix.views.summary import unfinished_text
 
@@ -70,7 +71,9 @@ def watch(text: str, *, plain: bool, json: bool) -> int:
     if state.exit is not None or state.rolled_back_exit is not None:
         return show.end(state)
     if not json:
-        print(fit(unfinished_text(state), sys.stdout))
+        was_command = state.started is not None and state.started.command
+        text = command_summary(state, None) if was_command else unfinished_text(state)
+        print(fit(text, sys.stdout))
     return LEFT_MIDWAY
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from fleetfix.recorder import View
 from fleetfix.state import RunState
+from fleetfix.views.command import command_summary
 from fleetfix.views.fit import fit
 from fleetfix.views.json_lines import JsonLines
 from fleetfix.views.lines import Lines
@@ -90,6 +91,8 @@ class Show:
 
     def _result(self, state: RunState, code: int, saved: str) -> str:
         paint = Paint.for_stream(sys.stdout, os.environ)
+        if state.started is not None and state.started.command:
+            return command_summary(state, code, paint)
         if state.started is not None and state.started.dry:
             plan = plan_text(state, diff=self._diff, paint=paint)
             said = f"nothing was changed\n{saved}" if saved else "nothing was changed"

@@ -182,7 +182,8 @@ def ways_on(state: RunState) -> Iterator[str]:
     open_ = HostSet(host.name for host in bad if _left_open(host))
     if bad:
         yield f"look closer: fleetfix show {state.run} {bad[0].name}"
-    on = HostSet(to_take_up(state)) if _was_cut_short(state) else HostSet()
+    was_command = state.started is not None and state.started.command
+    on = HostSet(to_take_up(state)) if _was_cut_short(state) and not was_command else HostSet()
     if on:
         yield f"go on with {fold(on)}: fleetfix resume {state.run}"
     if open_:

@@ -152,6 +152,8 @@ def test_runs_and_show_tell_of_it_and_going_back_passes_it_over(fleetfix: Line, 
         assert "  command    API_TOKEN=" in shown.out
         assert "hunter2secret" not in shown.out
         assert "exit 3       gpu03" in shown.out
+        watched = fleetfix("watch", "last")
+        assert ("exit 3       gpu03" in watched.out, watched.code) == (True, 2)
         host = fleetfix("show", "last", "gpu03").out
         assert "exit 3 after 0.0 s: 6 B on stdout, 6 B on stderr, not kept" in host
         assert "no such run is in the journal yet" in fleetfix("rollback", "last").err
@@ -169,12 +171,20 @@ def test_what_a_killed_controller_left_is_not_told_as_an_end(
         kinds = [kind for (kind,) in journal.execute("SELECT kind FROM records ORDER BY seq")]
         last = [n for n, kind in enumerate(kinds, 1) if kind == "host_started"][2]
         journal.execute("DELETE FROM records WHERE seq > ?", (last,))
-    shown = fleetfix("show", "last").out.splitlines()
-    assert shown[-3:] == [
-        "not known    gpu03",
-        "not begun    gpu04",
-        "4 hosts: 1 not known, 1 not begun, 2 ok · it did not finish: its controller ended",
-    ]
+    for way in ("show", "watch"):
+        told = fleetfix(way, "last").out.splitlines()
+        assert told[-3:] == [
+            "not known    gpu03",
+            "not begun    gpu04",
+            "4 hosts: 1 not known, 1 not begun, 2 ok · it did not finish: its controller ended",
+        ]
+        # It is a command: nothing goes on with it, and nothing goes back.
+        assert not [line for line in told if "resume" in line or "rollback" in line]
+
+    fleetfix("report", "last", "-o", "r.md")
+    told = (place / "r.md").read_text()
+    assert ("midway" in told, "fleetfix show" in told) == (True, True)
+    assert "fleetfix resume" not in told
 
 
 def test_hosts_that_did_not_end_well_are_named_however_many(fleetfix: Line, place: Path) -> None:
