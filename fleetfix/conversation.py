@@ -35,6 +35,7 @@ ERRORS_KEPT = 4096
 SAYS = 50
 """Lines a second that a host may say; more are dropped."""
 MOST_ITEMS = 10_000
+WRITES = frozenset({"acquire", "change", "undo", "note", "end", "commit", "release"})
 AT_ONCE = 8
 MARGIN = 30.0
 """Seconds that an answer may take beyond the deadlines that the host keeps."""
@@ -353,6 +354,7 @@ class Conversation:
         self._dead: HostError | None = None
         self._info: HostInfo | None = None
         self._said: list[float] = []
+        self._took_over = not purpose.take_over
 
     @classmethod
     async def open(cls, host: Host, purpose: Purpose, opening: Opening, connect: Connect) -> Conversation:
@@ -490,7 +492,9 @@ class Conversation:
             async with _limit(limit, self._host.name, f"no answer to {frame['op']}") as pending.timeout:
                 if self._contact is None:
                     self._hold_deadline(pending)
-                return await future
+                answer = await future
+                self._took_over = self._took_over or frame["op"] in WRITES
+                return answer
         finally:
             self._pending.pop(n, None)
 
@@ -582,11 +586,13 @@ class Conversation:
         contact = Contact(self._host.name, start, password_of_run(), self._on_frame, lost)
         await contact.greet(self._connect)
         self._sent = set()
+        # A run is taken away once: where somebody takes it away from here, no lost line takes it back.
+        purpose = self._purpose.model_copy(update={"take_over": not self._took_over})
         contact.send(
             {
                 "op": "greet",
                 "v": protocol.PROTOCOL,
-                "purpose": self._purpose.model_dump(),
+                "purpose": purpose.model_dump(),
                 "orphaned": self._opening.timers.orphaned,
                 "root": self._opening.root,
             }

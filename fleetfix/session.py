@@ -59,6 +59,9 @@ class Lease(Value):
     expires: float
     epoch: int
     boot_id: str
+    driver: str = ""
+    at_work: bool = False
+    """The session that has it lives, and its controller is at the other end."""
 
 
 class HostInfo(Value):
@@ -105,7 +108,12 @@ class Past(Value):
 
 
 class Purpose(Value):
-    """What a session is opened for, and by whom."""
+    """What a session is opened for, and by whom.
+
+    `driver` names the one place on the controller from which the run is driven, which lets one process
+    at a time drive it: a newer session from there supersedes the older one at once. A session from
+    anywhere else is refused while the older one is at work, unless it is told to `take_over`.
+    """
 
     run: str
     playbook: str
@@ -113,6 +121,8 @@ class Purpose(Value):
     operator: str
     controller: str
     reason: str = ""
+    driver: str = ""
+    take_over: bool = False
 
 
 class Session(Protocol):
@@ -134,7 +144,8 @@ class Session(Protocol):
     async def acquire(self) -> None:
         """Take lease and claim, before the first write. Again it is a no-op.
 
-        Raises HostError: lease_held, unfinished, disabled.
+        Raises HostError: lease_held (by another run, or by another controller at work on this one),
+        unfinished, disabled.
         """
         ...
 
@@ -283,6 +294,25 @@ async def open_session(
         raise Bug(f"no transport is called {host.transport!r}")
     opener: Opener = importlib.import_module(name).open_session
     return await opener(host, purpose, opening)
+
+
+def at_work_elsewhere(info: HostInfo, purpose: Purpose) -> Failure | None:
+    """Why this session may not write: another controller is at work on this very run here."""
+    lease = info.lease
+    if lease is None or lease.run != purpose.run or not lease.at_work or purpose.take_over:
+        return None
+    if (lease.controller, lease.driver) == (purpose.controller, purpose.driver):
+        return None
+    return held_by(lease, f"fleetfix stop {lease.run} there; --take-over takes the run away from it")
+
+
+def held_by(lease: Lease, hint: str) -> Failure:
+    """Who writes to the host, since when and why."""
+    who = (
+        f"run {lease.run} of {lease.operator} on {lease.controller} writes to this host since {lease.since}"
+    )
+    why = f" ({lease.reason})" if lease.reason else ""
+    return Failure(kind="lease_held", message=who + why, hint=hint)
 
 
 def host_error(kind: str, message: str, hint: str = "") -> HostError:

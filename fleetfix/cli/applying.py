@@ -61,6 +61,7 @@ def _request(plan: SavedPlan, file: str, reason: str) -> Request:
         reason=reason,
         others=neighbours(inventory.hosts.values(), hosts),
         machine=conduct.machine(),
+        driver=conduct.driver(),
         expected=plan.expected(),
         boots=plan.boots,
         plan=plan.run,

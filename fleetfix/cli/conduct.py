@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import hashlib
 import os
 import socket
 from collections.abc import Iterable, Mapping
@@ -143,6 +144,7 @@ def prepare(order: Order) -> Request:
         reason=order.reason,
         others=neighbours(inventory.hosts.values(), hosts),
         machine=machine(),
+        driver=driver(),
     )
 
 
@@ -215,6 +217,12 @@ def merged(policy: Policy, given: Mapping[str, object]) -> Policy:
 def machine() -> str:
     """The machine that this runs on, as events name one; empty where it has no such name."""
     return one_machine(_line("/etc/machine-id"), _line("/proc/sys/kernel/random/boot_id"))
+
+
+def driver() -> str:
+    """Name the journal of this machine that a run is driven from, which one process at a time can do."""
+    place = "\0".join((socket.gethostname(), _line("/etc/machine-id"), str(state_dir().resolve())))
+    return hashlib.sha256(place.encode()).hexdigest()[:16]
 
 
 def _line(path: str) -> str:

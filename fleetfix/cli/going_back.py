@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from fleetfix.cli import config, consent
-from fleetfix.cli.conduct import operator
+from fleetfix.cli.conduct import driver, operator
 from fleetfix.cli.known import find_run, known_state, started_elsewhere, touched_hosts
 from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
@@ -39,6 +39,7 @@ class Return:
     json: bool
     yes: bool = False
     plain: bool = False
+    take_over: bool = False
 
 
 def go_back(order: Return) -> int:
@@ -113,6 +114,8 @@ async def _roll_back(
             operator=operator(),
             controller=socket.gethostname(),
             reason=order.reason,
+            driver=driver(),
+            take_over=order.take_over,
             forks=order.forks,
         )
     )

@@ -37,13 +37,24 @@ def known_state(journal: Journal, run: str) -> RunState:
     return fold(journal.records(run), RunState(run=run))
 
 
+def begun_elsewhere(known: RunState) -> bool:
+    """Whether this journal does not have what the run began with: its hosts alone tell."""
+    started = known.started
+    return started is None or not (started.text or started.dry or started.command)
+
+
 def touched_hosts(
     known: RunState, hosts: tuple[str, ...] | None, inventory: str | None, purpose: str
 ) -> tuple[Host, ...]:
     """The hosts that a run touched, or those of them that are named. `purpose`: what for, `undo`."""
+    if begun_elsewhere(known) and hosts is not None:
+        return load_inventory(inventory or (known.started.inventory if known.started else None)).select(
+            hosts
+        )
     touched = HostSet(host.name for host in known.hosts.values() if host.started)
     if known.started is not None and not touched:
-        raise UsageError(f"run {known.run} touched no host: there is nothing to {purpose}")
+        hint = "name the hosts that it touched: --hosts PATTERN" if begun_elsewhere(known) else ""
+        raise UsageError(f"run {known.run} touched no host: there is nothing to {purpose}", hint=hint)
     recorded = known.started.inventory if known.started else None
     chosen = load_inventory(inventory or recorded).select(hosts if hosts is not None else str(touched))
     strange = HostSet(host.name for host in chosen) - touched

@@ -99,6 +99,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 YesHosts = Annotated[
     int | None, typer.Option("--yes-hosts", metavar="N", min=1, help="Do not ask, if it is N hosts.")
 ]
+TakeOver = Annotated[
+    bool, typer.Option("--take-over", help="Also where another controller is at work on this run.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout, and nothing else.")]
 
 

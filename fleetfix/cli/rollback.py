@@ -14,6 +14,7 @@ def rollback(
     forks: options.Forks = None,
     reason: options.Reason = "",
     yes: options.Yes = False,
+    take_over: options.TakeOver = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
@@ -22,6 +23,14 @@ def rollback(
 
     return go_back(
         Return(
-            run, tuple(hosts) if hosts else None, inventory, forks or 64, reason, json, yes, progress.plain
+            run,
+            tuple(hosts) if hosts else None,
+            inventory,
+            forks or 64,
+            reason,
+            json,
+            yes,
+            progress.plain,
+            take_over,
         )
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fleetfix.cli import config, consent
-from fleetfix.cli.conduct import operator
+from fleetfix.cli.conduct import driver, operator
 from fleetfix.cli.known import find_run, known_state, started_elsewhere, touched_hosts
 from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
@@ -40,6 +40,7 @@ class Order:
     reason: str
     json: bool
     yes: bool
+    take_over: bool = False
 
 
 def settle(order: Order) -> int:
@@ -74,6 +75,8 @@ async def _settle(
             operator=operator(),
             controller=socket.gethostname(),
             reason=order.reason,
+            driver=driver(),
+            take_over=order.take_over,
         ),
         hosts=hosts,
         recorder=recorder,

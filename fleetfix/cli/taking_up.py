@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fleetfix.cli import config, consent
 from fleetfix.cli.applying import still_expected
-from fleetfix.cli.conduct import bind, machine, operator
+from fleetfix.cli.conduct import bind, driver, machine, operator
 from fleetfix.cli.driving import drive
-from fleetfix.cli.known import find_run, known_state
+from fleetfix.cli.known import begun_elsewhere, find_run, known_state
 from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
@@ -43,6 +43,7 @@ class Resumption:
     yes_hosts: int | None = None
     json: bool = False
     plain: bool = False
+    take_over: bool = False
 
 
 def resume(order: Resumption) -> int:
@@ -55,7 +56,7 @@ def resume(order: Resumption) -> int:
 
 def _resume(run: str, journal: Journal, order: Resumption) -> int:
     known = known_state(journal, run)
-    if known.started is None or not (known.started.text or known.started.dry or known.started.command):
+    if known.started is None or begun_elsewhere(known):
         request, known = _from_its_hosts(run, order), RunState(run=run)
     else:
         _refuse_what_has_no_end(known)
@@ -152,6 +153,8 @@ def _from_the_journal(known: RunState, started: RunStarted, names: HostSet, orde
         reason=order.reason,
         others=neighbours(inventory.hosts.values(), hosts),
         machine=machine(),
+        driver=driver(),
+        take_over=order.take_over,
     )
 
 
@@ -174,12 +177,18 @@ def _from_its_hosts(run: str, order: Resumption) -> Request:
         raise JournalError(f"this journal does not have what run {run} began with", hint=hint)
     inventory = load_inventory(order.inventory)
     hosts = inventory.select(order.hosts)
-    kept = asyncio.run(ask_hosts(run, hosts, operator=operator(), controller=socket.gethostname()))
-    if kept.driven_by:
-        raise JournalError(
-            f"run {run} is being driven by {kept.driven_by}",
-            hint="interrupt it there; a controller that is gone is forgotten after a minute",
+    kept = asyncio.run(
+        ask_hosts(
+            run,
+            hosts,
+            operator=operator(),
+            controller=socket.gethostname(),
+            driver=driver(),
+            take_over=order.take_over,
         )
+    )
+    if kept.at_work is not None:
+        raise JournalError(kept.at_work.message, hint=kept.at_work.hint)
     if kept.bound is None:
         names = HostSet(host.name for host in hosts)
         raise JournalError(
@@ -201,4 +210,6 @@ def _from_its_hosts(run: str, order: Resumption) -> Request:
         reason=order.reason,
         others=neighbours(inventory.hosts.values(), hosts),
         machine=machine(),
+        driver=driver(),
+        take_over=order.take_over,
     )

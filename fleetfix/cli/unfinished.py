@@ -14,6 +14,7 @@ def resume(
     reason: options.Reason = "",
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
+    take_over: options.TakeOver = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
@@ -31,6 +32,7 @@ def resume(
             yes_hosts=yes_hosts,
             json=json,
             plain=progress.plain,
+            take_over=take_over,
         )
     )
 
@@ -41,12 +43,15 @@ def commit(
     inventory: options.InventoryFile = None,
     reason: options.Reason = "",
     yes: options.Yes = False,
+    take_over: options.TakeOver = False,
     json: options.Json = False,
 ) -> int:
     """Make lasting what a run did: drop what only undo needs. There is no way back then."""
     from fleetfix.cli.settling import Order, settle
 
-    return settle(Order("commit", run, tuple(hosts) if hosts else None, inventory, reason, json, yes))
+    return settle(
+        Order("commit", run, tuple(hosts) if hosts else None, inventory, reason, json, yes, take_over)
+    )
 
 
 def release(
@@ -55,9 +60,12 @@ def release(
     inventory: options.InventoryFile = None,
     reason: options.Reason = "",
     yes: options.Yes = False,
+    take_over: options.TakeOver = False,
     json: options.Json = False,
 ) -> int:
     """Give up what a run holds on its hosts, and undo nothing: they are free for other runs then."""
     from fleetfix.cli.settling import Order, settle
 
-    return settle(Order("release", run, tuple(hosts) if hosts else None, inventory, reason, json, yes))
+    return settle(
+        Order("release", run, tuple(hosts) if hosts else None, inventory, reason, json, yes, take_over)
+    )

@@ -46,6 +46,10 @@ class Request:
     machine: str = ""
     """The controller's own machine, as events name one; empty where it does not know."""
 
+    driver: str = ""
+    take_over: bool = False
+    """The run may be taken away from another controller that is at work on it."""
+
     def purpose(self) -> Purpose:
         return Purpose(
             run=self.run,
@@ -54,6 +58,8 @@ class Request:
             operator=self.operator,
             controller=self.controller,
             reason=self.reason,
+            driver=self.driver,
+            take_over=self.take_over,
         )
 
 

@@ -11,10 +11,10 @@ from pydantic import Field, ValidationError
 
 from fleetfix.commands import Json, Value
 from fleetfix.engine.context import OpenSession
-from fleetfix.errors import HostError, JournalError
+from fleetfix.errors import Failure, HostError, JournalError
 from fleetfix.inventory import Host
 from fleetfix.policy import Policy
-from fleetfix.session import HostInfo, Purpose, open_session
+from fleetfix.session import HostInfo, Purpose, at_work_elsewhere, open_session
 
 
 class Bound(Value):
@@ -29,10 +29,10 @@ class Bound(Value):
 
 @dataclass(frozen=True)
 class Kept:
-    """What the hosts tell: the run as it was bound, and who drives it now, if anybody does."""
+    """What the hosts tell: the run as it was bound, and why it is not to be gone on with here, if so."""
 
     bound: Bound | None
-    driven_by: str = ""
+    at_work: Failure | None = None
 
 
 async def ask_hosts(
@@ -41,12 +41,22 @@ async def ask_hosts(
     *,
     operator: str,
     controller: str,
+    driver: str = "",
+    take_over: bool = False,
     opener: OpenSession = open_session,
     forks: int = 64,
 ) -> Kept:
     """Ask every host that answers. Raises JournalError where they keep different things of one run."""
     slots = asyncio.Semaphore(forks)
-    purpose = Purpose(run=run, playbook="", dry=True, operator=operator, controller=controller)
+    purpose = Purpose(
+        run=run,
+        playbook="",
+        dry=True,
+        operator=operator,
+        controller=controller,
+        driver=driver,
+        take_over=take_over,
+    )
 
     async def one(host: Host) -> tuple[Any, HostInfo] | None:
         async with slots:
@@ -65,16 +75,8 @@ async def ask_hosts(
     found = [_bound(run, note) for note, _ in answers if note is not None]
     if len({bound.digest for bound in found}) > 1:
         raise JournalError(f"the hosts keep different playbooks of run {run}", hint="name fewer of them")
-    drivers = [_driver(run, info, controller) for _, info in answers]
-    return Kept(found[0] if found else None, next(filter(None, drivers), ""))
-
-
-def _driver(run: str, info: HostInfo, controller: str) -> str:
-    """Who drives the run now, as the lease tells, where it is not this machine."""
-    lease = info.lease
-    if lease is None or lease.run != run or lease.expires <= info.now or lease.controller == controller:
-        return ""
-    return f"{lease.operator} on {lease.controller}"
+    refusals = (at_work_elsewhere(info, purpose) for _, info in answers)
+    return Kept(found[0] if found else None, next(filter(None, refusals), None))
 
 
 def _bound(run: str, note: Any) -> Bound:

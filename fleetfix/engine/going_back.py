@@ -24,7 +24,7 @@ from fleetfix.events import (
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
-from fleetfix.session import Purpose, open_session
+from fleetfix.session import Purpose, at_work_elsewhere, open_session
 from fleetfix.state import HostState, RunState
 
 COMMITTED = "the run was committed here: nothing is kept to undo it with"
@@ -39,6 +39,8 @@ async def roll_back(
     operator: str,
     controller: str,
     reason: str = "",
+    driver: str = "",
+    take_over: bool = False,
     forks: int = 64,
     known: RunState | None = None,
     opener: OpenSession = open_session,
@@ -48,7 +50,14 @@ async def roll_back(
     `known` is the run as the journal knows it: which hosts went together. Else the hosts tell.
     """
     purpose = Purpose(
-        run=run, playbook=playbook, dry=False, operator=operator, controller=controller, reason=reason
+        run=run,
+        playbook=playbook,
+        dry=False,
+        operator=operator,
+        controller=controller,
+        reason=reason,
+        driver=driver,
+        take_over=take_over,
     )
     slots = Slots(forks)
     names = frozenset(host.name for host in hosts)
@@ -78,7 +87,7 @@ async def roll_back(
 async def _roll_back_host(
     host: Host, purpose: Purpose, recorder: Recorder, opener: OpenSession, company: Company
 ) -> bool:
-    """Whether the host was reached."""
+    """Whether the host was reached, and nobody else is at work on the run there."""
 
     def progress(step: str, text: str) -> None:
         del step, text
@@ -98,6 +107,9 @@ async def _roll_back_host(
     try:
         info = session.info
         recorder.record(HostConnected(host=host.name, user=info.user, python=info.python))
+        if (failure := at_work_elsewhere(info, purpose)) is not None:
+            _finish_rollback(host, recorder, "busy", failure)
+            return False
         if (by := await session.recall("committed")) is not None:
             _refuse_committed(host, by, recorder)
             return True
@@ -194,4 +206,4 @@ def _is_back(host: HostState) -> bool:
     """Whether a host is as it was before the run, as far as its own log tells."""
     if host.changes or host.committed:
         return False
-    return host.outcome not in ("rollback_pending", "rollback_failed")
+    return host.outcome not in ("rollback_pending", "rollback_failed", "busy")

@@ -15,7 +15,7 @@ from fleetfix.errors import Failure, HostError
 from fleetfix.events import HostPlanned, StepPlanned
 from fleetfix.playbook import Step
 from fleetfix.saved_plan import difference
-from fleetfix.session import HostInfo, unfinished_hint
+from fleetfix.session import HostInfo, Purpose, at_work_elsewhere, unfinished_hint
 
 
 async def survey(visit: Visit, ends: Ends) -> None:
@@ -26,7 +26,7 @@ async def survey(visit: Visit, ends: Ends) -> None:
     if all(step.elsewhere for step in visit.steps):
         return ends.finish("skipped", "no step of this playbook is for this host")
     session = await visit.connect()
-    refuse_where_taken(session.info, visit.context.request.run, visit.host.name)
+    refuse_where_taken(session.info, visit.context.request.purpose(), visit.host.name)
     if visit.resumed and not await take_up(visit, ends):
         return None
     facts = await visit.line.ask_all({step.id: step.act.probe() for step in visit.steps if is_asked(step)})
@@ -106,9 +106,11 @@ def is_asked(step: Step) -> bool:
     return not step.elsewhere and (isinstance(step.act, Action) or not step.when_changed)
 
 
-def refuse_where_taken(info: HostInfo, run: str, host: str) -> None:
+def refuse_where_taken(info: HostInfo, purpose: Purpose, host: str) -> None:
     """Raise for a host that another run left half done, or changes now: it is no ground for a plan."""
-    lease = info.lease
+    lease, run = info.lease, purpose.run
+    if (failure := at_work_elsewhere(info, purpose)) is not None:
+        raise HostError(failure)
     if lease is not None and lease.run != run and lease.expires > info.now:
         message = f"run {lease.run} of {lease.operator} on {lease.controller} writes here now"
         raise HostError(Failure(kind="lease_held", message=message, hint="wait until it has ended"))

@@ -11,7 +11,7 @@ import os
 import time
 
 from fleetfix.remote.api import Refusal, user_home, write_durably
-from fleetfix.remote.records import Records, checked_name, held_by_anyone, hold_shared
+from fleetfix.remote.records import Records, alive, checked_name, held_by_anyone, hold_shared, stat_of
 
 LASTS = 120.0  # seconds a lease is good for without being renewed
 
@@ -200,6 +200,7 @@ class Lease:
         self.epoch = None
         self._home = None
         self._alive = None
+        self._left = False
 
     def current(self):
         """The valid lease on this host, whoever has it, or None."""
@@ -222,13 +223,26 @@ class Lease:
         return home is not None and held_by_anyone(Records(home, str(record["run"])).alive)
 
     def refuse_others(self):
-        """Raise who has the lease, if another run has."""
+        """Raise who has the lease: another run, or another controller that is at work on this one."""
         other = self.current()
-        if other is not None and other["run"] != self.purpose["run"]:
+        if other is None:
+            return
+        if other["run"] != self.purpose["run"]:
             raise lease_held(other)
+        if is_at_work(other) and not self._may_supersede(other):
+            raise at_work(other)
+
+    def _may_supersede(self, other):
+        """Whether the session that has the lease is one of this very controller, or is to give way."""
+        mine = all(other.get(name, "") == self.purpose[name] for name in ("controller", "driver"))
+        return mine or self.purpose["take_over"]
 
     def take(self, home):
-        """Take the lease, or raise who has it. A newer session of the same run takes it over."""
+        """Take the lease, or raise who has it.
+
+        A newer session of the same run and controller takes it over at once, one of another controller
+        where nobody is at the other end of the older one any more, or where it was told to.
+        """
         with _locked(home):
             self.refuse_others()
             before = _load(os.path.join(home, "lease.json")) or {}
@@ -261,6 +275,12 @@ class Lease:
             if record.get("epoch") == self.epoch:
                 self._write(record["since"])
 
+    def leave(self):
+        """Note that the controller is gone: this session only ends what it has in hand."""
+        self._left = True
+        with contextlib.suppress(OSError):  # a full disk: the end of this process tells it soon
+            self.renew()
+
     def release(self):
         """Let go of the lease, if it is still this session's; the epoch is kept for the next."""
         if self.epoch is None:
@@ -282,8 +302,10 @@ class Lease:
 
     def _write(self, since):
         record = {"v": 1, "epoch": self.epoch, "since": since, "expires": time.time() + LASTS}
-        record.update({key: self.purpose[key] for key in ("run", "operator", "controller", "reason")})
-        record.update({"boot_id": boot_id(), "pid": os.getpid()})
+        names = ("run", "operator", "controller", "driver", "reason")
+        record.update({key: self.purpose[key] for key in names})
+        pid = os.getpid()
+        record.update({"boot_id": boot_id(), "pid": pid, "start": stat_of(pid)[2], "left": self._left})
         _replace(os.path.join(self._home, "lease.json"), record, 0o600)
         if os.geteuid() == 0:
             # Other users cannot look into the home of root: this tells them that root writes here.
@@ -292,11 +314,24 @@ class Lease:
                 _replace(self.places.public, record, 0o644)
 
 
+def is_at_work(record):
+    """Whether the session that has this lease lives, and its controller is at the other end."""
+    return not record.get("left") and alive(int(record["pid"]), record.get("start"))
+
+
 def lease_held(record):
+    return Refusal("lease_held", _who_writes(record), "wait until it has ended")
+
+
+def at_work(record):
+    hint = "fleetfix stop %s there; --take-over takes the run away from it" % record["run"]
+    return Refusal("lease_held", _who_writes(record), hint)
+
+
+def _who_writes(record):
     why = " (%s)" % record["reason"] if record.get("reason") else ""
     message = "run %s of %s on %s writes to this host since %s%s"
-    filled = message % (record["run"], record["operator"], record["controller"], record["since"], why)
-    return Refusal("lease_held", filled, "wait until it has ended")
+    return message % (record["run"], record["operator"], record["controller"], record["since"], why)
 
 
 def _replace(path, record, mode):

@@ -18,7 +18,7 @@ import zlib
 from fleetfix.remote import calls, changes
 from fleetfix.remote.api import PATH, Context, Refusal, no_space, user_environment, user_name
 from fleetfix.remote.channel import Channel, Lost
-from fleetfix.remote.lease import Claims, Lease, Places, boot_id, machine_id
+from fleetfix.remote.lease import Claims, Lease, Places, boot_id, is_at_work, machine_id
 from fleetfix.remote.loop import SOON, Loop
 from fleetfix.remote.records import Records, checked_name
 
@@ -33,8 +33,9 @@ class Runner(Loop):
     def __init__(self, hello, channel):
         super().__init__(channel, float(hello["orphaned"]))
         said = hello["purpose"]
-        names = ("run", "playbook", "operator", "controller", "reason")
+        names = ("run", "playbook", "operator", "controller", "driver", "reason")
         self.purpose = {name: str(said.get(name, "")) for name in names}
+        self.purpose["take_over"] = bool(said.get("take_over"))
         self.run = checked_name(self.purpose["run"], "run")
         self.dry = bool(said["dry"])
         self.places = Places(str(hello["root"]))
@@ -127,6 +128,7 @@ class Runner(Loop):
     def lose(self):
         """End reads, drop what has not begun, and leave the change in flight to finish."""
         super().lose()
+        self.lease.leave()
         self.reads.clear()
         self.writes.clear()
         for child in list(self.children):
@@ -208,6 +210,9 @@ class Runner(Loop):
         uid = os.geteuid()
         lease = self.lease.current()
         names = ("run", "operator", "controller", "reason", "since", "expires", "epoch", "boot_id")
+        told = lease and {name: lease[name] for name in names}
+        if told:
+            told.update(driver=lease.get("driver", ""), at_work=is_at_work(lease))
         return {
             "python": "%d.%d.%d" % sys.version_info[:3],
             "uid": uid,
@@ -220,7 +225,7 @@ class Runner(Loop):
             "durable": self.places.durable(self.home),
             "disabled": self.places.disabled(),
             "claims": self.claims.told_to(self.run),
-            "lease": lease and {name: lease[name] for name in names},
+            "lease": told,
             "holds_due": holds_due(self.home),
         }
 

@@ -353,6 +353,8 @@ class ScriptedHost:
             expires=self.clock + 120,
             epoch=self._epoch,
             boot_id=f"boot-{self.boots}",
+            driver=purpose.driver,
+            at_work=True,
         )
         return self.lease
 

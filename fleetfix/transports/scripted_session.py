@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from fleetfix.commands import Call, Change, Completed, Ended, Execute, Json, Read
 from fleetfix.errors import Failure, FailureKind, HostError
-from fleetfix.session import Claim, Feed, HostInfo, Lease, Opening, Past, Purpose, Take, unfinished_hint
+from fleetfix.session import (
+    Claim,
+    Feed,
+    HostInfo,
+    Opening,
+    Past,
+    Purpose,
+    Take,
+    at_work_elsewhere,
+    held_by,
+    unfinished_hint,
+)
 
 if TYPE_CHECKING:
     from fleetfix.transports.scripted import Entry, Loss, ScriptedHost
@@ -214,7 +225,9 @@ class ScriptedSession:
                 self._fail("lease_held", message, "let that one finish")
             return
         if host.lease is not None and host.lease.run != run and host.lease.expires > host.clock:
-            raise _lease_held(host.lease)
+            raise HostError(held_by(host.lease, "wait until it has ended"))
+        if (failure := at_work_elsewhere(self.info, self._purpose)) is not None:
+            raise HostError(failure)
         for claim in host.claims.values():
             if claim.run != run and not beside_claims:
                 raise _unfinished(claim)
@@ -400,14 +413,6 @@ def _past(entry: Entry) -> Past:
 
 def _cancelled() -> Completed:
     return Completed(exit=None, failure=Failure(kind="cancelled", message="it was ended as asked"))
-
-
-def _lease_held(lease: Lease) -> HostError:
-    why = f" ({lease.reason})" if lease.reason else ""
-    message = (
-        f"run {lease.run} of {lease.operator} on {lease.controller} writes to this host since {lease.since}"
-    )
-    return HostError(Failure(kind="lease_held", message=message + why, hint="wait until it has ended"))
 
 
 def _unfinished(claim: Claim) -> HostError:

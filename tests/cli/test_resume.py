@@ -11,6 +11,7 @@ import pytest
 
 from fleetfix.cli import consent
 from fleetfix.journal import Journal
+from fleetfix.session import Purpose
 from fleetfix.state import fold
 from fleetfix.transports.scripted import Fleet
 from tests.cli.conftest import Line, Result
@@ -209,6 +210,43 @@ def test_a_run_that_is_driven_cannot_be_taken_up(
             result = fleetfix(command, run)
             assert result.code == 1
             assert "is being driven by another process" in result.err
+
+
+@pytest.mark.parametrize("command", ["resume", "commit", "release", "rollback"])
+def test_a_run_that_another_controller_is_at_work_on_is_left_to_it(
+    cut: Callable[..., Result],
+    fleetfix: Line,
+    fleet: Fleet,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    run = cut().run
+    purpose = Purpose(
+        run=run,
+        playbook="lamps",
+        dry=False,
+        operator="bob",
+        controller="vm",
+        reason="a swap",
+        driver="bob's",
+    )
+    host = fleet["gpu01"]
+    host.grant(purpose)
+    asked = (command, run, "-i", "hosts.yaml", "--hosts", "gpu01", "--yes")
+    monkeypatch.setenv("FLEETFIX_STATE_DIR", str(place / "elsewhere"))
+    with fleet:
+        refused, again = fleetfix(*asked), fleetfix(*asked)
+        for said in (refused, again):
+            assert said.code == (1 if command == "resume" else 2)
+            assert f"run {run} of bob on vm writes to this host since" in said.err
+            assert "(a swap)" in said.err
+        assert host.lease is not None
+        assert (host.lease.operator, list(host.claims)) == ("bob", [run])
+        assert host.runs("undo") == []
+        taken = fleetfix(*asked, "--take-over")
+    assert taken.code == 0, taken.err
+    assert host.lease is None
 
 
 def at_safe_point(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,10 +81,20 @@ class Place:
         progress: Callable[[str, str], None] | None = None,
         reason: str = "two o'clock in the morning",
         watch: Watch | None = None,
+        controller: str = "bastion",
+        driver: str = "",
+        take_over: bool = False,
     ) -> Session:
         """Open a session for a run; it is closed with the place."""
         purpose = Purpose(
-            run=run, playbook="mend", dry=dry, operator="grace", controller="bastion", reason=reason
+            run=run,
+            playbook="mend",
+            dry=dry,
+            operator="grace",
+            controller=controller,
+            reason=reason,
+            driver=driver,
+            take_over=take_over,
         )
         session = await open_session(
             self.host,

@@ -231,6 +231,54 @@ class SessionPromises:
         await new.change(TWO, "s", change(call("append", path=place.path("f"), text="new")))
         assert place.lines("f") == ["new"]
 
+    @pytest.mark.parametrize(
+        "other", [{"controller": "bastion2"}, {"driver": "another"}], ids=["host", "place"]
+    )
+    async def test_another_controller_is_refused_while_one_is_at_work_on_the_run(
+        self, place: Place, other: dict[str, str]
+    ) -> None:
+        first, second = (
+            await place.open("r1", driver="one"),
+            await place.open("r1", **{"driver": "one", **other}),
+        )
+        made = change(call("append", path=place.path("f")), undo=(call("remove", path=place.path("f")),))
+        await first.change(ONE, "s", made)
+        for write in (
+            second.acquire(),
+            second.undo(ONE),
+            second.commit(),
+            second.release(),
+            second.end("ok", keep_claim=False, commit=False),
+        ):
+            with pytest.raises(HostError) as refused:
+                await write
+            failure = refused.value.failure
+            assert failure.kind == "lease_held"
+            assert all(
+                word in failure.message for word in ("r1", "grace", "on bastion writes", "two o'clock")
+            )
+            assert "--take-over" in failure.hint
+        assert len(place.lines("f")) == 1
+        await first.change(TWO, "s", made)  # nothing was taken away from it
+
+    async def test_another_controller_takes_over_when_it_says_so_and_when_the_first_is_gone(
+        self, place: Place
+    ) -> None:
+        first = await place.open("r1", controller="bastion1")
+        await first.acquire()
+        second = await place.open("r1", controller="bastion2", take_over=True)
+        await second.acquire()
+        with pytest.raises(HostError) as refused:
+            await first.note("plan", {})
+        assert refused.value.failure.kind == "lease_held"
+        # The first does not get it back unasked, not even on a new line.
+        with pytest.raises(HostError, match="bastion2"):
+            await (await place.open("r1", controller="bastion1")).acquire()
+        await second.close()
+        third = await place.open("r1", controller="bastion3")
+        await eventually_released(place, third)
+        await third.acquire()
+
     async def test_the_epoch_counts_up_at_each_acquisition(self, place: Place) -> None:
         epochs = []
         for _ in range(3):
@@ -329,6 +377,17 @@ class SessionPromises:
         assert (await session.undo(ONE)).ok
         assert place.lines("f") == []
         assert (await place.open()).info.disabled == "maintenance by ada"
+
+
+async def eventually_left(place: Place) -> Session:
+    """A session of another controller, once nobody is at work on the run any more."""
+    for _ in range(200):
+        session = await place.open("r1", controller="bastion2")
+        if session.info.lease is None or not session.info.lease.at_work:
+            return session
+        await session.close()
+        await asyncio.sleep(0.05)
+    raise AssertionError("the controller is gone and still counts as at work")
 
 
 async def eventually_released(place: Place, session: Session) -> None:
@@ -663,6 +722,19 @@ class HostContract(SessionPromises):
             assert slow.task is not None
             assert (await slow.task).in_doubt
         assert [one.state for one in await session.past()] == ["in_doubt"]
+
+    async def test_who_ends_what_it_has_in_hand_without_a_controller_is_not_at_work(
+        self, place: Place
+    ) -> None:
+        first = await place.open("r1", controller="bastion1")
+        async with place.slow_change(first) as slow:
+            await first.close()
+            second = await eventually_left(place)
+            await second.acquire()
+            slow.let_go()
+            await second.change(TWO, "s", change(call("append", path=place.path("f"), text="after")))
+        assert place.lines("f") == ["after"]
+        assert len(place.lines("slow")) == 1
 
     async def test_a_lost_session_says_unreachable_and_the_next_one_waits_for_its_change(
         self, place: Place
