@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from os.path import basename
 
 from fleetfix.action import Span
 from fleetfix.commands import Value
 from fleetfix.domain.masking import masked
+
+_ENDS = {"Slurm": "scancel {}", "PBS": "qdel {}", "LSF": "bkill {}"}
+"""What ends a job, by the scheduler that has it."""
+
+_ID = re.compile(r"[0-9][\w.-]{0,63}", re.ASCII)
+"""A job's id that is fit for a command line: a process may claim any."""
 
 
 def command_of(argv: Sequence[str]) -> str:
@@ -143,7 +150,7 @@ def _foreign(targets: Sequence[GpuJob], others: Sequence[GpuJob], owner: int) ->
 def _owned(found: Found, targets: Sequence[GpuJob]) -> Iterator[str]:
     for job in targets:
         if job.scheduler:
-            yield f"{job} is {job.scheduler}: end it there"
+            yield f"{job} is {job.scheduler}: {_end_of(job.scheduler)}"
         if job.container:
             yield f"{job} runs in a container: its image is to be mended, not this host"
         if job.user_unit:
@@ -156,6 +163,15 @@ def _owned(found: Found, targets: Sequence[GpuJob]) -> Iterator[str]:
             yield f"{job} holds this session itself"
     if found.schedulers:
         yield f"this is a node of {' and '.join(found.schedulers)}: drain it first"
+
+
+def _end_of(scheduled: str) -> str:
+    """What ends a job of a scheduler, as a command where its id is known; or what makes its node free."""
+    scheduler, _, id = scheduled.partition(" job ")
+    command = _ENDS.get(scheduler)
+    if command is None or not _ID.fullmatch(id):
+        return "end it there, or drain the node"
+    return f"{command.format(id)} ends it, or drain the node"
 
 
 def _unrepeatable(targets: Sequence[GpuJob]) -> Iterator[str]:

@@ -94,7 +94,10 @@ def test_only_the_owners_job_is_stopped(owner: int, users: list[int], blocked: i
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"scheduler": "Slurm job 77"}, "is Slurm job 77: end it there"),
+        ({"scheduler": "Slurm job 77"}, "is Slurm job 77: scancel 77 ends it, or drain the node"),
+        ({"scheduler": "PBS job 12.head"}, "is PBS job 12.head: qdel 12.head ends it"),
+        ({"scheduler": "Slurm job 7; reboot"}, "is Slurm job 7; reboot: end it there, or drain the node"),
+        ({"scheduler": "a Kubernetes pod"}, "is a Kubernetes pod: end it there, or drain the node"),
         ({"container": True}, "runs in a container"),
         ({"user_unit": "train.service"}, "systemctl --user stop train.service"),
         (
