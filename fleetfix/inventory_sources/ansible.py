@@ -137,7 +137,13 @@ def through_tool(path: Path, shown: str, deadline: float) -> Declared:
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "1",
     }
     argv = [tool, "-i", str(path), "--list"]
-    text, said = program.answer(argv, shown=f"{TOOL} -i {shown}", env=settings, deadline=deadline)
+    text, said = program.answer(
+        argv,
+        shown=f"{TOOL} -i {shown}",
+        env=settings,
+        deadline=deadline,
+        telling="failed to parse inventory: ",  # its last line says only that it failed
+    )
     found = declared(parse(text, f"what {TOOL} prints"), f"read by {TOOL}")
     for warning in re.findall(r"^\[WARNING\]:\s*(.+)$", said, re.MULTILINE):
         found.remark(f"{TOOL} warns", warning.strip())

@@ -34,11 +34,13 @@ def answer(
     deadline: float = DEADLINE,
     most: int = MOST,
     given_up: Callable[[], bool] = lambda: False,
+    telling: str = "error",
 ) -> tuple[str, str]:
     """What a program prints on stdout, and on stderr; InventoryError where it does not end well.
 
     It is ended with all that it started when the deadline (seconds) passes, when it prints more than
-    `most` bytes, when fleetfix is interrupted, and when `given_up` says that nobody waits for it.
+    `most` bytes, when fleetfix is interrupted, and when `given_up` says that nobody waits for it. Of its
+    complaints the last line that has `telling` is told.
     """
     name = shown or " ".join(argv)
     environ = None if env is None else {**os.environ, **env}
@@ -68,7 +70,7 @@ def answer(
                 pipe.close()
     said = errors.decode(errors="replace")
     if process.returncode:
-        raise InventoryError(f"{name} {_ending(process.returncode)}{_reason(said)}")
+        raise InventoryError(f"{name} {_ending(process.returncode)}{_reason(said, telling)}")
     try:
         return output.decode("utf-8-sig"), said
     except UnicodeDecodeError:
@@ -118,9 +120,9 @@ def _ending(code: int) -> str:
     return f"ended with exit {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
 
 
-def _reason(said: str) -> str:
-    """The line of stderr that says most: one that names an error, else the last one."""
+def _reason(said: str, telling: str) -> str:
+    """The line of stderr that says most: one known to tell, or that names an error, or the last."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower()]
-    chosen = (telling or lines)[-1:]
+    known, errors = ([line for line in lines if word in line.lower()] for word in (telling, "error"))
+    chosen = (known or errors or lines)[-1:]
     return f": {chosen[0][:300]}" if chosen else " and said nothing"

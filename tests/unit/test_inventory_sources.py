@@ -372,6 +372,9 @@ def test_what_ansible_complains_of_is_told(write: Write, tool: Callable[[str, st
     path = write("hosts.ini", "[train]\ngpu01\n")
     tool("ansible-inventory", "echo '[ERROR]: Completely failed to parse' >&2; echo ' more' >&2; exit 1")
     assert refusal(path).message.endswith("ended with exit 1: [ERROR]: Completely failed to parse")
+    why = "Failed to parse inventory: Expected key=value host variable assignment, got: foo"
+    tool("ansible-inventory", f"echo '{why}' >&2; echo '[ERROR]: Completely failed to parse' >&2; exit 1")
+    assert refusal(path).message.endswith(f"ended with exit 1: {why}")
     tool("ansible-inventory", f"echo '[WARNING]: Invalid characters' >&2; cat {ANSWER}")
     assert ("ansible-inventory warns", "Invalid characters") in {
         (remark.what, remark.why) for remark in Inventory.load(str(path)).remarks
