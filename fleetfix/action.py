@@ -130,6 +130,14 @@ class Action(Value, Generic[Facts]):
         """Decide the changes that reach the goal. After them, `plan(probe())` is empty."""
         raise NotImplementedError
 
+    def runs_still(self) -> Probe[bool]:
+        """Ask whether a job runs that this is to stop, and nothing else: the operator is leaving.
+
+        The default plans anew.
+        """
+        facts = yield from self.probe()
+        return any(change.job == "stops" for change in self.plan(facts).changes)
+
     def foresee(self, facts: Facts, planned: Planned) -> Plan:
         """Decide the plan as it will be once the earlier steps' changes are made.
 

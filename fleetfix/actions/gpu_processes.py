@@ -18,7 +18,8 @@ AFTER_GRACE = 60.0
 """Seconds past the grace that stopping may take: KILL, seeing it gone, seeing it stay away."""
 
 LOOKING = 5.0
-"""Seconds that looking for a job's checkpoints may take: they may lie on a file server that hangs."""
+"""Seconds that looking for a job's checkpoints may take: they may lie on a file server that hangs. As many
+may looking for the job itself take, where the operator waits for it to leave."""
 
 
 class ProcessFacts(Value):
@@ -63,7 +64,7 @@ class GpuProcesses(Action[ProcessFacts]):
             return (yield from self._probe_any())
         jobs, where, start = yield (
             Read(function="jobs.found"),
-            Read(function="environments.find", args={"venv": self.using}),
+            _find(self.using),
             Read(function="gpus.start_possible", timeout=60.0),
         )
         found, environment = Found.model_validate(jobs.answer()), where.answer()
@@ -75,6 +76,18 @@ class GpuProcesses(Action[ProcessFacts]):
             nothing_starts=_nothing_starts(start),
         )
         return (yield from self._looked_at(facts))
+
+    def runs_still(self) -> Probe[bool]:
+        """Processes alone tell: what could start here is of no matter, and may take long to say."""
+        everything = self.using == "any"
+        replies = yield (
+            Read(function="jobs.found", timeout=LOOKING),
+            *(() if everything else (_find(self.using, timeout=LOOKING),)),
+        )
+        found = Found.model_validate(replies[0].answer())
+        where = {"path": "any"} if everything else replies[1].answer()
+        facts = ProcessFacts(found=found, environment=where.get("path"), owner=where.get("uid", 0))
+        return any(not job.orphan for job in self._decided(facts).targets)
 
     def _probe_any(self) -> Probe[ProcessFacts]:
         jobs, start = yield (
@@ -150,6 +163,10 @@ class GpuProcesses(Action[ProcessFacts]):
             together=True,
             prepare=_capture(names, asked),
         )
+
+
+def _find(venv: str, timeout: float = 60.0) -> Read:
+    return Read(function="environments.find", args={"venv": venv}, timeout=timeout)
 
 
 def _last_checkpoint(job: GpuJob) -> Read:

@@ -177,8 +177,12 @@ class Visit:
             return
         for step in self.steps:
             if isinstance(step.act, Action) and step.id in self._stops:
-                plan = step.act.plan(await self._line.ask(step.id, step.act.probe()))
-                self._job_seen = any(change.job == "stops" for change in plan.changes)
+                try:
+                    self._job_seen = await self._line.ask(step.id, step.act.runs_still())
+                except HostError as error:
+                    if error.failure.kind == "unreachable":
+                        raise
+                    # What cannot be seen stays as the log tells it.
 
     @property
     def _stops(self) -> set[str]:

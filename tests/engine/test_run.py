@@ -600,6 +600,25 @@ async def test_a_stop_that_was_cut_short_is_looked_at_before_the_job_is_called_s
     assert shelf.of("host_finished")[0].job_stopped is ended
 
 
+async def test_a_host_that_does_not_say_whether_its_job_runs_is_left_all_the_same() -> None:
+    host = toy_host(job=True)
+    gate, interrupts = asyncio.Event(), Interrupts()
+
+    async def cut_short(args: dict[str, object], world: dict[str, object]) -> None:
+        host.on("toy.get", Failure(kind="timed_out", message="it ran past its deadline"))
+        interrupts.interrupt("SIGINT")
+        interrupts.interrupt("SIGINT")
+        await gate.wait()
+
+    host.on("toy.set", cut_short)
+    steps = [step("stop", Switch(name="job", on=False, key="stop:job", job="stops"))]
+    state, shelf = await play(Fleet({"gpu01": host}), steps, interrupts=interrupts)
+    finished = shelf.of("host_finished")[0]
+    assert (finished.outcome, finished.reason, finished.job_stopped) == ("cancelled", "", True)
+    assert host.lease is None, "it was let go of"
+    assert list(host.claims) == [state.run]
+
+
 # -- the record ------------------------------------------------------------------------------------
 
 

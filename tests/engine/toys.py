@@ -38,7 +38,7 @@ class Switch(Action[Any]):
 
     def probe(self) -> Probe[Any]:
         (reply,) = yield (Read(function="toy.get", args={"name": self.name}),)
-        return reply.value
+        return reply.answer()
 
     def plan(self, facts: Any) -> Plan:
         if facts == "no":

@@ -238,3 +238,25 @@ def test_checkpoints_are_asked_for_only_where_a_job_would_be_stopped() -> None:
         except StopIteration:
             asked.append([])
     assert asked == [[], [], [], [("checkpoints.last", 4211, 5.0)]]
+
+
+@pytest.mark.parametrize(
+    ("using", "jobs", "runs"),
+    [
+        ("of-job", (job(),), True),
+        ("of-job", (), False),
+        ("any", (job(),), True),
+        ("any", (job(orphan=True),), False),
+    ],
+)
+def test_whether_the_job_still_runs_takes_no_look_at_the_gpus(
+    using: str, jobs: tuple[dict[str, Any], ...], runs: bool
+) -> None:
+    asking = GpuProcesses(using=using).runs_still()
+    reads = next(asking)
+    known = {"jobs.found": found(*jobs), "environments.find": ENVIRONMENT if jobs else {"none": "no job"}}
+    assert {read.function for read in reads} <= known.keys(), "nvidia-smi may hang"
+    assert all(read.timeout <= 5.0 for read in reads)
+    with pytest.raises(StopIteration) as end:
+        asking.send(tuple(Completed(value=known[read.function]) for read in reads))
+    assert end.value.value is runs
