@@ -39,6 +39,16 @@ def state_folder(environ: Mapping[str, str] = os.environ, configured: Path | Non
     return _base("XDG_STATE_HOME", ".local/state", environ) / "fleetfix"
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone; OSError where it cannot be.
+
+    `mkdir` gives only the last of them the mode that it is told.
+    """
+    for one in (*reversed(folder.parents), folder):
+        if not one.exists():
+            one.mkdir(mode=0o700, exist_ok=True)
+
+
 def _base(variable: str, below_home: str, environ: Mapping[str, str]) -> Path:
     given = environ.get(variable, "")
     return Path(given) if os.path.isabs(given) else home(environ) / below_home

@@ -32,6 +32,7 @@ from fleetfix.events import (
     RunStarted,
     StepFinished,
 )
+from fleetfix.folders import make_private
 from fleetfix.runs import BreakerRow, RunRow
 
 APPLICATION = 0x666C6678
@@ -389,7 +390,7 @@ class Journal:
 def _make_private(folder: Path, path: Path) -> None:
     """Make folder and file so that nobody else ever could open them; SQLite copies the file's mode."""
     made = not folder.exists()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     if made:
         folder.chmod(0o700)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

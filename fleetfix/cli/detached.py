@@ -25,6 +25,7 @@ from fleetfix.cli.tripped import refuse_while_tripped
 from fleetfix.engine.fleetrun import Request
 from fleetfix.engine.rollout import surveying
 from fleetfix.errors import UsageError
+from fleetfix.folders import make_private
 from fleetfix.journal import Journal
 from fleetfix.state import RunState
 
@@ -58,7 +59,7 @@ def begin(request: Request, manner: Manner, *, ask_above: int | None) -> int:
 def _log(run: str) -> Path:
     """What the run prints goes here; nobody else may read it."""
     folder = state_dir() / "detached"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     path = folder / f"{run}.log"
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     return path

@@ -14,6 +14,7 @@ from pathlib import Path
 import typer
 
 from fleetfix.errors import Bug, DocumentError, FleetfixError
+from fleetfix.folders import make_private
 
 # Typer carries its own Click in some versions and uses the installed one in others.
 _CLICK = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
@@ -90,7 +91,7 @@ def _keep_traceback(error: BaseException) -> Path | None:
     text = "".join(traceback.format_exception(error))
     for folder in _folders():
         with contextlib.suppress(OSError, FleetfixError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
             path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "w", errors="backslashreplace") as file:

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from fleetfix.commands import Json
 from fleetfix.errors import LabError
-from fleetfix.folders import state_folder
+from fleetfix.folders import make_private, state_folder
 from fleetfix.hostset import HostSet
 from fleetfix.lab import control, faults, layout, namespaces, record, stock, witness
 from fleetfix.lab.namespaces import Process
@@ -153,7 +153,8 @@ class Lab:
             )
 
     def _start_server(self) -> subprocess.Popen[str]:
-        self.root.mkdir(parents=True, mode=0o700)
+        make_private(self.root.parent)
+        self.root.mkdir(mode=0o700)
         path = os.pathsep.join(entry for entry in sys.path if entry)
         with open(self.paths.log, "w") as log:
             return subprocess.Popen(

@@ -26,6 +26,7 @@ from fleetfix.events import (
     RunStarted,
     StepFinished,
 )
+from fleetfix.folders import make_private
 from fleetfix.journal import APPLICATION, MIGRATIONS, Journal
 from fleetfix.policy import Policy
 from fleetfix.state import fold
@@ -358,3 +359,13 @@ def test_evidence_that_cannot_be_written_is_one_line_and_what_to_do(tmp_path: Pa
     ):
         journal.keep_evidence("run", "gpu01", "stop", {})
     assert "FLEETFIX_STATE_DIR" in error.value.hint
+
+
+def test_folders_that_are_missing_are_made_for_this_user_alone(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "state" / "fleetfix" / "lab"
+    make_private(folder)
+    make_private(folder)
+    made = (folder, folder.parent, folder.parent.parent)
+    assert [stat.S_IMODE(one.stat().st_mode) for one in made] == [0o700] * 3
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
