@@ -82,7 +82,7 @@ def conduct(order: Order, manner: Manner) -> int:
 def carry_out(request: Request, manner: Manner) -> int:
     """Ask, run and show what was prepared; returns the exit code."""
     above = config.load().confirm_above
-    asked = not request.dry and consent.required(
+    asked = request.may_change and consent.required(
         f"run {request.playbook.name}",
         HostSet(host.name for host in request.hosts),
         yes=manner.yes,

@@ -70,7 +70,7 @@ def _resume(run: str, journal: Journal, order: Resumption) -> int:
     refuse_while_tripped(journal, request.inventory)
     above = config.load().confirm_above
     hosts = HostSet(host.name for host in request.hosts)
-    asked = bool(hosts) and consent.required(
+    asked = request.may_change and consent.required(
         f"resume run {run}", hosts, yes=order.yes, yes_hosts=order.yes_hosts, above=above
     )
     show = Show(json=order.json, plain=order.plain)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from fleetfix.action import Action
 from fleetfix.commands import Json
 from fleetfix.engine.line import Memory
 from fleetfix.engine.network import Network
@@ -49,6 +50,17 @@ class Request:
     driver: str = ""
     take_over: bool = False
     """The run may be taken away from another controller that is at work on it."""
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a step could change a host: checks alone never do."""
+        if self.dry:
+            return False
+        return any(
+            isinstance(step.act, Action) and not step.elsewhere
+            for steps in self.steps.values()
+            for step in steps
+        )
 
     def purpose(self) -> Purpose:
         return Purpose(

@@ -24,6 +24,7 @@ from fleetfix.events import Record
 from fleetfix.journal import Journal
 from fleetfix.transports.scripted import Fleet, World
 from tests.cli.conftest import Line, lamp_host
+from tests.engine.test_evidence import packed
 from tests.unit.terminal import Terminal
 
 LAMPS = ("./lamps.yaml", "-i", "hosts.yaml")
@@ -183,6 +184,32 @@ def test_where_nothing_is_to_do_nobody_is_asked(answers: list[str], fleetfix: Li
     with fleet:
         result = fleetfix("run", *LAMPS, *ALL)
     assert (result.code, "go on with" in result.err) == (0, False)
+
+
+LOOK = """
+name: look
+steps:
+  - id: keep
+    collect: {what: light}
+"""
+
+
+@pytest.mark.parametrize("above", [50, 2])
+def test_what_can_change_nothing_runs_without_a_yes(
+    fleetfix: Line, fleet: Fleet, place: Path, above: int
+) -> None:
+    (place / "look.yaml").write_text(LOOK)
+    (place / "home/.config/fleetfix").mkdir(parents=True)
+    (place / "home/.config/fleetfix/config.toml").write_text(f"confirm_above = {above}\n")
+    for host in fleet.hosts.values():
+        host.on("evidence.take", lambda args, world: packed(f"{args['item']}\n"))
+    with fleet:
+        looked = fleetfix("run", "./look.yaml", "-i", "hosts.yaml", *ALL)
+        mended = fleetfix("run", *LAMPS, *ALL)
+    assert looked.code == 0, looked.err
+    assert "ok               gpu[01-04]" in looked.out
+    assert mended.code == 1
+    assert all(host.runs("do") == [] for host in fleet.hosts.values())
 
 
 def test_json_at_a_terminal_asks_on_stderr(answers: list[str], fleetfix: Line, fleet: Fleet) -> None:
