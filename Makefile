@@ -7,7 +7,7 @@
 #   make lock               resolve the dependencies anew
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

@@ -416,6 +416,9 @@ class HostContract(SessionPromises):
             (home / name).mkdir()
             note = {"outer": str(home / name), "until": until, "run": "r0"}
             (home / "holds" / f"{name}.json").write_text(json.dumps(note))
+        owner = home.stat()
+        for made in (home / "holds", *(home / "holds").iterdir(), home / "over", home / "kept"):
+            os.chown(made, owner.st_uid, owner.st_gid)
         await first.end("ok", keep_claim=False, commit=False)
         second = await place.open("r2")
         assert second.info.holds_due
