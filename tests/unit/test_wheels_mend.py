@@ -497,6 +497,7 @@ def test_a_change_says_on_which_file_systems_the_environment_lies(
         assert [one.source for one in folders] == ["/dev/sda1", "nas01:/export"]
         assert folders[0].path == str(venv.path)
         assert folders[1].path.startswith(lib)
+        host.apply(action)
 
 
 def test_listed_names_go_though_somebody_asked_for_them(tmp_path, caches, files, host):
