@@ -98,10 +98,14 @@ def plan(
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE", help="Save the plan for `fleetfix apply`.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "--check", "-C", help="A plan is one anyway.", hidden=True)
+    ] = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
     """Show what `run` would do, and change nothing."""
+    del dry_run  # what people type from habit means here what it says
     from pathlib import Path
 
     from fleetfix.cli.conduct import Manner, Order, conduct

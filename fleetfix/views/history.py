@@ -100,7 +100,7 @@ def run_head(state: RunState) -> str:
 
 def host_text(records: Iterable[Record], host: str, paint: Paint = PLAIN) -> str:
     """Tell all that happened on one host, in order, with the state of each change's undo."""
-    own = [record for record in records if getattr(record.event, "host", host) == host]
+    own = [record for record in records if _of(record, host)]
     undone = {r.event.change: r.event for r in own if isinstance(r.event, ChangeUndone)}
     began = next((r.at for r in own if isinstance(r.event, RunStarted)), own[0].at if own else 0.0)
     lines: list[str] = []
@@ -121,6 +121,12 @@ def host_text(records: Iterable[Record], host: str, paint: Paint = PLAIN) -> str
         before = record.at
         lines += [f"{at:>13}  {told[0]}", *(f"{'':13}  {more}" for more in told[1:])] if told else []
     return "\n".join(lines)
+
+
+def _of(record: Record, host: str) -> bool:
+    if isinstance(record.event, RunResumed):
+        return host in record.event.hosts
+    return getattr(record.event, "host", host) == host
 
 
 def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touched: bool) -> Iterator[str]:

@@ -92,10 +92,12 @@ def test_a_resume_keeps_to_the_hosts_that_are_named(
     with fleet:
         one = fleetfix("resume", run, "--hosts", "gpu01", "--yes")
         strange = fleetfix("resume", run, "--hosts", "gpu01", "--yes")
+        told = [fleetfix("show", run, name).out for name in ("gpu01", "gpu02")]
         rest = fleetfix("resume", run, "--yes")
     assert one.code == 2
     assert "1 changed" in one.out
     assert "3 not_started" in one.out
+    assert ["taken up again" in out for out in told] == [True, False]
     assert (strange.code, "nothing of run" in strange.err) == (1, True)
     assert (rest.code, "4 changed" in rest.out) == (0, True)
 

@@ -50,7 +50,7 @@ def test_a_run_mends_hosts_and_a_second_one_touches_none(fleetfix: Line, fleet: 
 
 def test_a_plan_changes_nothing_and_says_what_would_be_done(fleetfix: Line, fleet: Fleet) -> None:
     with fleet:
-        plain = fleetfix("plan", *LAMPS, *ALL)
+        plain = fleetfix("plan", *LAMPS, *ALL, "--check")
         detailed = fleetfix("plan", *LAMPS, *ALL, "--detailed-exitcode", "--set", "second=left")
         dry = fleetfix("run", *LAMPS, *ALL, "--check")
     assert (plain.code, detailed.code, dry.code) == (0, 6, 0)
