@@ -73,7 +73,7 @@ def unfinished_text(state: RunState, *, paint: Paint = PLAIN) -> str:
     lines += _settled(state)
     if to_take_up(state):
         lines.append(f"go on: fleetfix resume {state.run}")
-    if any(host.started for host in state.hosts.values()):
+    if any(host.started and not (host.committed or host.released) for host in state.hosts.values()):
         lines.append(f"go back: fleetfix rollback {state.run}")
     return "\n".join(lines)
 

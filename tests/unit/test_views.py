@@ -28,6 +28,7 @@ from fleetfix.events import (
     EvidenceKept,
     HostFinished,
     HostPlanned,
+    HostReleased,
     HostSaid,
     HostStarted,
     Record,
@@ -735,6 +736,10 @@ def test_a_job_that_is_left_stopped_heads_what_is_told_of_a_run_that_never_ended
     assert lines[0] == "JOB STOPPED, NOT RESTARTED: gpu01"
     assert "left midway      gpu01: idle" in lines
     assert "not_started      gpu02" in lines
+    assert f"go back: fleetfix rollback {stories.RUN}" in lines
+    released = HostReleased(host="gpu01", operator="op", controller="desk")
+    given_up = [*killed(), Record(run=stories.RUN, seq=99, at=0.0, event=released)]
+    assert "go back" not in unfinished_text(fold(given_up))
     starting = unfinished_text(fold(killed(starting=True))).split("\n")
     assert starting[0] == "JOB STOPPED, NOT KNOWN TO RUN AGAIN: gpu01"
 
