@@ -1,4 +1,4 @@
-"""`run --detach`: the run goes on in a process of its own, once its plan is agreed to.
+"""`--detach`: the run goes on in a process of its own, once its plan is agreed to.
 
 The new process drives the run from its first moment; the one at the terminal follows the journal, asks,
 hands the answer over and leaves. Where it ends before it has answered, the answer is no.
@@ -12,6 +12,7 @@ import json
 import os
 import select
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ from fleetfix.cli.state_dir import state_dir
 from fleetfix.cli.tripped import refuse_while_tripped
 from fleetfix.engine.fleetrun import Request
 from fleetfix.engine.rollout import surveying
-from fleetfix.errors import UsageError
+from fleetfix.errors import JournalError, UsageError
 from fleetfix.folders import make_private
 from fleetfix.journal import Journal
 from fleetfix.state import RunState
@@ -32,28 +33,50 @@ from fleetfix.state import RunState
 ASKS, YES = b"?", b"y"
 
 
-def begin(request: Request, manner: Manner, *, ask_above: int | None) -> int:
-    """Begin a run in a process of its own; returns once it goes on by itself, or has ended."""
+def begin(
+    request: Request,
+    manner: Manner,
+    *,
+    ask_above: int | None,
+    known: RunState | None = None,
+    since: int = 0,
+) -> int:
+    """Begin a run in a process of its own, or take one up again from `known`, folded from the records up to
+    `since`; returns once it goes on by itself, or has ended."""
     if request.dry:
         raise UsageError("a dry run changes nothing and ends soon", hint="leave out --detach")
     with Journal.open(state_dir()) as journal:
         refuse_while_tripped(journal, request.inventory)
     log = _log(request.run)
+    run = _Run(request, manner, log, log.stat().st_size, known, since)
     asks, questions = os.pipe()
     answers, answer = os.pipe()
     if _forked():
         os.close(asks)
         os.close(answer)
-        _drive(request, manner, log, questions, answers if ask_above is not None else None)
+        _drive(run, questions, answers if ask_above is not None else None)
     os.close(questions)
     os.close(answers)
     try:
         with Journal.open(state_dir()) as journal:
-            return _Terminal(request, manner, journal, log).follow(asks, answer, ask_above)
+            return _Terminal(run, journal).follow(asks, answer, ask_above)
     finally:
         os.close(asks)
         with contextlib.suppress(OSError):
             os.close(answer)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What both processes know of the run before they part."""
+
+    request: Request
+    manner: Manner
+    log: Path
+    logged: int
+    """Bytes in the log before: a run that is taken up may have been detached before."""
+    known: RunState | None
+    since: int
 
 
 def _log(run: str) -> Path:
@@ -61,7 +84,7 @@ def _log(run: str) -> Path:
     folder = state_dir() / "detached"
     make_private(folder)
     path = folder / f"{run}.log"
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     return path
 
 
@@ -82,12 +105,12 @@ def _forked() -> bool:
     return True
 
 
-def _drive(request: Request, manner: Manner, log: Path, questions: int, answers: int | None) -> NoReturn:
+def _drive(run: _Run, questions: int, answers: int | None) -> NoReturn:
     """Drive the run to its end, and end this process with its exit code."""
     code = 70
     try:
-        _turn_away_from_the_terminal(log)
-        code = _run(request, manner, questions, answers)
+        _turn_away_from_the_terminal(run.log)
+        code = _to_its_end(run, questions, answers)
     except BaseException as error:  # noqa: BLE001 - this process has no other place that could tell
         from fleetfix.cli.trouble import tell
 
@@ -107,7 +130,9 @@ def _turn_away_from_the_terminal(log: Path) -> None:
     os.close(there)
 
 
-def _run(request: Request, manner: Manner, questions: int, answers: int | None) -> int:
+def _to_its_end(run: _Run, questions: int, answers: int | None) -> int:
+    request = run.request
+
     async def agreed(state: RunState) -> bool:
         del state
         assert answers is not None
@@ -115,10 +140,15 @@ def _run(request: Request, manner: Manner, questions: int, answers: int | None) 
         return await _answer(answers) == YES
 
     with Journal.open(state_dir()) as journal, journal.drive(request.run):
-        show = Show(json=False, diff=manner.diff, plain=True)
+        if journal.last_seq(request.run) != run.since:
+            raise JournalError(
+                f"run {request.run} was driven by another process meanwhile",
+                hint=f"fleetfix show {request.run}",
+            )
+        show = Show(json=False, diff=run.manner.diff, plain=True)
         try:
             consented = None if answers is None else agreed
-            state = asyncio.run(drive(request, journal, show, consented=consented))
+            state = asyncio.run(drive(request, journal, show, consented=consented, known=run.known))
         finally:
             show.close()
     return show.end(state)
@@ -141,14 +171,16 @@ async def _answer(answers: int) -> bytes:
 class _Terminal:
     """Follows the run until it needs nobody any more."""
 
-    def __init__(self, request: Request, manner: Manner, journal: Journal, log: Path) -> None:
-        self._run = request.run
+    def __init__(self, run: _Run, journal: Journal) -> None:
+        manner = run.manner
+        self._run = run.request.run
         self._json = manner.json
         self._journal = journal
-        self._log = log
+        self._log = run.log
+        self._logged = run.logged
         self._show = Show(json=False, diff=manner.diff, plain=True)
         views = () if manner.json else self._show.views()
-        self._follower = Follower(journal, request.run, views)
+        self._follower = Follower(journal, self._run, views, known=run.known, since=run.since)
         self._said = b""
         self._gone = False
 
@@ -176,8 +208,8 @@ class _Terminal:
         if self._gone:
             return True
         if self._said == ASKS:
-            return state.started is not None and not surveying(state)
-        return not asking and state.started is not None
+            return self._follower.heard and not surveying(state)
+        return not asking and self._follower.heard
 
     def _agreed(self, above: int) -> bool:
         state = self._follower.state
@@ -195,17 +227,24 @@ class _Terminal:
         """The run ends at once, or has ended already."""
         state = asyncio.run(self._follower.until(lambda: not self._journal.driven(self._run)))
         self._show.close()
-        if state.exit is not None:
+        if self._follower.heard and state.exit is not None:
+            if self._json:
+                self._tell(process=None, exit=state.exit)
+                return state.exit
             return self._show.end(state)
-        print(self._log.read_text(errors="replace"), file=sys.stderr, end="")
+        said = self._log.read_bytes()[self._logged :]
+        print(said.decode(errors="replace"), file=sys.stderr, end="")
         return 1
 
     def _leave(self) -> int:
         process = self._journal.driver(self._run)
         if self._json:
-            print(json.dumps({"run": self._run, "process": process, "log": str(self._log)}))
+            self._tell(process=process, exit=None)
             return 0
         print(f"run {self._run} goes on by itself, as process {process}")
         print(f"follow it: fleetfix watch {self._run}")
         print(f"interrupt it: fleetfix stop {self._run}")
         return 0
+
+    def _tell(self, **how: int | None) -> None:
+        print(json.dumps({"run": self._run, "log": str(self._log), **how}))

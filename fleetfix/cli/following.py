@@ -28,12 +28,26 @@ LEFT_MIDWAY = 2
 class Follower:
     """Reads a run from the journal, record by record, and shows each to the views."""
 
-    def __init__(self, journal: Journal, run: str, views: tuple[View, ...]) -> None:
-        self.state = RunState(run=run)
+    def __init__(
+        self,
+        journal: Journal,
+        run: str,
+        views: tuple[View, ...],
+        *,
+        known: RunState | None = None,
+        since: int = 0,
+    ) -> None:
+        """Follow from the beginning, or from `known`, which is folded from the records up to `since`."""
+        self.state = known or RunState(run=run)
         self._journal = journal
         self._run = run
         self._views = views
-        self._seq = 0
+        self._since = self._seq = since
+
+    @property
+    def heard(self) -> bool:
+        """Whether there was anything new."""
+        return self._seq > self._since
 
     def catch_up(self) -> None:
         """Take in what is there."""

@@ -99,6 +99,9 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 YesHosts = Annotated[
     int | None, typer.Option("--yes-hosts", metavar="N", min=1, help="Do not ask, if it is N hosts.")
 ]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Go on without this terminal; `fleetfix watch` follows it.")
+]
 TakeOver = Annotated[
     bool, typer.Option("--take-over", help="Also where another controller is at work on this run.")
 ]

@@ -37,9 +37,7 @@ def run(
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Go on without this terminal; `fleetfix watch` follows it.")
-    ] = False,
+    detach: options.Detach = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
@@ -150,6 +148,7 @@ def apply(
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
+    detach: options.Detach = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
@@ -158,7 +157,9 @@ def apply(
     from fleetfix.cli.conduct import Manner
 
     return apply_plan(
-        file, Manner(diff=diff, json=json, plain=progress.plain, yes=yes, yes_hosts=yes_hosts), reason
+        file,
+        Manner(diff=diff, json=json, plain=progress.plain, yes=yes, yes_hosts=yes_hosts, detach=detach),
+        reason,
     )
 
 

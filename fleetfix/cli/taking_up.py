@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleetfix.cli import config, consent
 from fleetfix.cli.applying import still_expected
-from fleetfix.cli.conduct import bind, driver, machine, operator
+from fleetfix.cli.conduct import Manner, bind, driver, machine, operator
 from fleetfix.cli.driving import drive
 from fleetfix.cli.known import begun_elsewhere, find_run, known_state
 from fleetfix.cli.places import lasting_name, load_inventory
@@ -44,6 +44,8 @@ class Resumption:
     json: bool = False
     plain: bool = False
     take_over: bool = False
+    detach: bool = False
+    """It goes on in a process of its own."""
 
 
 def resume(order: Resumption) -> int:
@@ -51,10 +53,31 @@ def resume(order: Resumption) -> int:
     with Journal.open(state_dir()) as journal:
         run = find_run(journal, order.run, order.hosts)
         with journal.drive(run):
-            return _resume(run, journal, order)
+            ready = _prepare(run, journal, order)
+            if isinstance(ready, int):
+                return ready
+            if not order.detach:
+                return _resume(ready, journal, order)
+    from fleetfix.cli.detached import begin
+
+    manner = Manner(json=order.json, plain=order.plain)
+    return begin(ready.request, manner, ask_above=ready.ask_above, known=ready.known, since=ready.since)
 
 
-def _resume(run: str, journal: Journal, order: Resumption) -> int:
+@dataclass(frozen=True)
+class _Ready:
+    """All that is needed to go on with a run."""
+
+    request: Request
+    known: RunState
+    since: int
+    """The last record that `known` is folded from."""
+    ask_above: int | None
+
+
+def _prepare(run: str, journal: Journal, order: Resumption) -> _Ready | int:
+    """Read and bind what is left of a run; the exit code where nothing is left."""
+    since = journal.last_seq(run)
     known = known_state(journal, run)
     if known.started is None or begun_elsewhere(known):
         request, known = _from_its_hosts(run, order), RunState(run=run)
@@ -73,9 +96,15 @@ def _resume(run: str, journal: Journal, order: Resumption) -> int:
     asked = request.may_change and consent.required(
         f"resume run {run}", hosts, yes=order.yes, yes_hosts=order.yes_hosts, above=above
     )
+    return _Ready(request, known, since, above if asked else None)
+
+
+def _resume(ready: _Ready, journal: Journal, order: Resumption) -> int:
     show = Show(json=order.json, plain=order.plain)
     try:
-        state = asyncio.run(drive(request, journal, show, ask_above=above if asked else None, known=known))
+        state = asyncio.run(
+            drive(ready.request, journal, show, ask_above=ready.ask_above, known=ready.known)
+        )
     finally:
         show.close()
     return show.end(state)

@@ -15,6 +15,7 @@ def resume(
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     take_over: options.TakeOver = False,
+    detach: options.Detach = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
@@ -33,6 +34,7 @@ def resume(
             json=json,
             plain=progress.plain,
             take_over=take_over,
+            detach=detach,
         )
     )
 

@@ -140,7 +140,8 @@ def test_a_detached_run_asks_at_the_terminal_that_it_leaves(site: Make) -> None:
     code, out = answered(lab, "n", *line)
     assert (code, "halted: not confirmed" in out) == (3, True)
     assert not on_host(lab, "opt/first").exists()
-    code, out = answered(lab, "y", *line)
+    assert lab("plan", "slow.yaml", "--hosts", "gpu01", "-i", lab.inventory, "-o", "slow.plan").exit == 0
+    code, out = answered(lab, "y", "apply", "slow.plan", "--detach")
     assert (code, "goes on by itself" in out) == (0, True)
     assert lab("watch", "last").exit == 0
     assert on_host(lab, "opt/last").exists()
@@ -175,8 +176,14 @@ def test_a_detached_run_is_watched_stopped_and_resumed(site: Make) -> None:
     gone = lab("stop", run)
     assert (gone.exit, "no process of this machine drives" in gone.err) == (1, True)
 
-    on = lab("resume", run, "--yes")
+    code, out = answered(lab, "n", "resume", run, "--detach")
+    assert (code, "halted: not confirmed" in out) == (3, True)
+    assert not on_host(lab, "opt/last").exists()
+    on = lab("resume", run, "--yes", "--detach", "--json")
     assert on.exit == 0, on.err + on.out
+    goes_on = json.loads(on.out)
+    assert (goes_on["run"], goes_on["log"]) == (run, told["log"])
+    assert goes_on["exit"] == 0 if goes_on["process"] is None else goes_on["process"] != told["process"]
+    assert lab("watch", run).exit == 0
     assert on_host(lab, "opt/last").exists()
     assert set(begun(lab, "gpu01", run).values()) == {1}
-    assert lab("watch", run).exit == 0
