@@ -197,7 +197,7 @@ def _too_many_not_reached(state: RunState, policy: Policy, bad: Sequence[HostSta
     if lost <= policy.max_unreachable.of(len(state.hosts)):
         return None
     share = _in_numbers(policy.max_unreachable, len(state.hosts))
-    return f"{lost} hosts unreachable or blocked, at most {share} may be: --max-unreachable decides"
+    return f"{_hosts(lost)} unreachable or blocked, at most {share} may be: --max-unreachable decides"
 
 
 def _too_many_failures(state: RunState, policy: Policy, bad: Sequence[HostState]) -> str | None:
@@ -208,7 +208,11 @@ def _too_many_failures(state: RunState, policy: Policy, bad: Sequence[HostState]
     if failed <= policy.max_failures.of(of):
         return None
     share = _in_numbers(policy.max_failures, of)
-    return f"{failed} hosts failed, at most {share} may: --max-failures decides"
+    return f"{_hosts(failed)} failed, at most {share} may: --max-failures decides"
+
+
+def _hosts(number: int) -> str:
+    return f"{number} host" if number == 1 else f"{number} hosts"
 
 
 def _in_numbers(share: Share, of: int) -> str:
