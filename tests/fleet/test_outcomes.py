@@ -16,6 +16,7 @@ from typing import get_args
 import pytest
 
 from fleetfix.events import Outcome
+from tests.fleet import independent
 from tests.fleet.conftest import Make, Ran, Site, step_began, until
 
 pytestmark = pytest.mark.fleet
@@ -220,3 +221,18 @@ def test_every_outcome_there_is_has_its_case() -> None:
 def test_a_host_whose_job_stayed_stopped_heads_the_summary(runs: Runs) -> None:
     first = runs["interrupted"].summary.splitlines()
     assert any(line.startswith("JOB STOPPED, NOT RESTARTED: gpu[13-14] (2)") for line in first)
+
+
+def test_a_run_that_bob_drives_is_not_taken_from_him(fleet: Site, runs: Runs) -> None:
+    there = independent.root(fleet.pid("gpu04"))
+    before = json.loads((there / "var/lib/fleetfix/lease.json").read_text())
+    run = before["run"]
+    for command, code in (("release", 2), ("rollback", 2), ("commit", 2), ("resume", 1)):
+        refused = fleet(command, run, "--hosts", "gpu04", "-i", fleet.inventory, "--yes")
+        assert refused.exit == code, refused.told
+        assert f"run {run} of bob on" in refused.err
+        assert "--take-over" in refused.err
+    after = json.loads((there / "var/lib/fleetfix/lease.json").read_text())
+    assert (after["epoch"], after["driver"]) == (before["epoch"], before["driver"])
+    assert (there / f"var/lib/fleetfix/claims/{run}.json").exists()
+    assert (there / "run/other-work").exists()
