@@ -95,14 +95,7 @@ async def _roll_back_host(
     try:
         session = await opener(host, purpose, progress=progress)
     except HostError as error:
-        recorder.record(
-            HostFinished(
-                host=host.name,
-                outcome="rollback_pending",
-                reason=error.failure.message,
-                failure=error.failure,
-            )
-        )
+        _finish_rollback(host, recorder, "rollback_pending", error.failure)
         return False
     try:
         info = session.info
@@ -158,9 +151,7 @@ def _not_without(host: Host, absent: HostSet, recorder: Recorder) -> None:
     recorder.record(HostSaid(host=host.name, step="", text=f"left as it is: {message}"))
     if recorder.state.hosts[host.name].finished is None:
         failure = Failure(kind="cohort", message=message)
-        recorder.record(
-            HostFinished(host=host.name, outcome="rollback_pending", reason=message, failure=failure)
-        )
+        _finish_rollback(host, recorder, "rollback_pending", failure)
 
 
 def _refuse_committed(host: Host, by: Json, recorder: Recorder) -> None:

@@ -216,6 +216,10 @@ async def test_a_member_that_is_lost_takes_no_other_with_it(change: int, when: s
     assert outcomes(state)["gpu01"] == "rollback_pending", reasons(state)
     assert "not started again without gpu02" in reasons(state)["gpu01"]
     assert cluster.hosts["gpu01"].world["sound"] is False, "what can be undone alone is undone"
+    asleep = await _roll_back(cluster, shelf)
+    ends = {name: host.finished for name, host in asleep.hosts.items()}
+    assert {name for name, end in ends.items() if end and end.job_stopped} == set(cluster.hosts)
+    assert all(end and end.outcome == "rollback_pending" and end.open for end in ends.values())
     lost.accept()
     again = await _roll_back(cluster, shelf)
     assert set(outcomes(again).values()) == {"rolled_back"}, reasons(again)
