@@ -29,7 +29,7 @@ def captured(ctx, step):
 def current(ctx):
     """The live job with the fields of a capture's entry (None where one cannot be read), or None.
 
-    What this run started comes first; else the GPU job; of several the one with most GPUs.
+    What this run started comes first, else any GPU job; of several the one with most GPUs.
     """
     job = live_job(ctx)
     return capture.look(job) if job else None
@@ -115,17 +115,26 @@ def live_job(ctx):
     _, jobs = procs.jobs_here()
     jobs = [job for job in jobs if not job["orphan"]]
     ours = [one for one in records(ctx) if launch.runs(one)]
-    for record in ours:
-        for job in jobs:
-            if [record["pid"], record["start"]] in [[job["pid"], job["start"]], *job["holders"]]:
-                return job
-            # A unit's main process may be a sudo above the launcher.
-            if record.get("unit") and job["pid"] in dict(descendants(record["pid"])):
-                return job
+    found = [job for job in jobs if any(_is_of(record, job) for record in ours)]
+    if found:
+        return max(found, key=_standing)
     if ours:
         return as_job(ours[0]["pid"], ours[0]["start"])
     mine = [job for job in jobs if not job["container"]]
-    return max(mine, key=lambda job: (len(job["gpus"]), -job["pid"])) if mine else None
+    return max(mine, key=_standing) if mine else None
+
+
+def _is_of(record, job):
+    """Whether a job is what a start record of this run tells of."""
+    if [record["pid"], record["start"]] in [[job["pid"], job["start"]], *job["holders"]]:
+        return True
+    # A unit's main process may be a sudo above the launcher.
+    return bool(record.get("unit")) and job["pid"] in dict(descendants(record["pid"]))
+
+
+def _standing(job):
+    """Of several jobs the one with most GPUs is the host's job, before and after it was stopped."""
+    return len(job["gpus"]), -job["pid"]
 
 
 def as_job(pid, start):

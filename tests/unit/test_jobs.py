@@ -436,6 +436,25 @@ def test_a_second_start_starts_nothing(host: GpuHost) -> None:
     assert len(host.marked()) == 1
 
 
+@pytest.mark.parametrize("gpus", [((0, 1), (0,)), ((0,), (0, 1))])
+def test_of_several_jobs_the_one_that_was_measured_before_is_measured_after(
+    host: GpuHost, gpus: tuple[tuple[int, ...], ...]
+) -> None:
+    venv = host.environment()
+    for one in gpus:
+        host.train(venv, devices=[*map(host.device, one), host.memory_device()])
+
+    def seen() -> list[int] | None:
+        job = jobs.live_job(host.context("train"))
+        held = sorted(len(one["gpus"]) for one in procs.jobs_here()[1])
+        return job["gpus"] if job is not None and held == [1, 2] else None
+
+    assert len(host.wait(seen)) == 2
+    relaunch.stop(host.context("stop"), [target(job["pid"]) for job in procs.jobs_here()[1]], 5.0)
+    assert len(relaunch.start(host.context("train"), "stop")["started"]) == 2
+    assert len(host.wait(seen)) == 2
+
+
 def test_two_starters_at_once_start_one_job(host: GpuHost) -> None:
     pid, _ = run_job(host)
     stop(host, pid)
