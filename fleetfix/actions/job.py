@@ -157,7 +157,9 @@ class Job(Action[JobFacts]):
         if facts.captured or facts.current is not None:
             return Plan(notes=tuple(self._notes(facts)), spans=_spans(facts))
         if self.described is None and self.must_run:
-            return Plan(blocked="no job runs here, no run left one stopped, and none is described")
+            named = self.of_run is not None and self.of_run != "last"
+            whose = f"run {self.of_run} left none stopped here" if named else "no run left one stopped"
+            return Plan(blocked=f"no job runs here, {whose}, and none is described")
         if self.described is None:
             return Plan(notes=("no job ran here and none is described: none is started",))
         return Plan(changes=(self._start(f"start {_title(self.described)}: no job is running"),))

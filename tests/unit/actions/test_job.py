@@ -159,7 +159,7 @@ def plan_left(value: dict[str, Any], **parameters: Any) -> Plan:
     action = Job.model_validate({"of_run": "last", **parameters})
     asking = action.probe()
     (read,) = next(asking)
-    assert read.args == {"step": "adopted", "run": "last"}
+    assert read.args == {"step": "adopted", "run": parameters.get("of_run", "last")}
     with pytest.raises(StopIteration) as end:
         asking.send((Completed(value=value),))
     return action.plan(end.value.value)
@@ -183,7 +183,8 @@ def test_nothing_is_started_beside_a_job_that_runs() -> None:
 
 
 def test_a_host_without_any_job_is_blocked_where_one_must_run() -> None:
-    assert plan_left(state(), must_run=True).blocked
+    assert "no run left one stopped" in plan_left(state(), must_run=True).blocked
+    assert "run run-7 left none stopped here" in plan_left(state(), of_run="run-7", must_run=True).blocked
     assert plan_left(state(current={"pid": 9, "argv": ["python"]}), must_run=True) == Plan()
     assert plan_left(state(), must_run=True, **{"else": ELSE}).changes
 
