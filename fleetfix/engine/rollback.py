@@ -90,7 +90,9 @@ async def undo_all(
     went.errors += await _lost_records(session, host, past, recorder)
     if not went.errors:
         for event in never_begun(recorder.state.hosts[host], {one.id for one in past}):
-            recorder.record(event)
+            # A job that spans hosts may have ended here because it was stopped on another.
+            if in_turn is None or event.shown.job != "stops":
+                recorder.record(event)
     known = recorder.state.hosts[host].changes
     step = ""
     for one in reversed(past):

@@ -334,21 +334,21 @@ async def test_a_controller_that_is_killed_anywhere_leaves_a_cohort_that_can_be_
         assert all(host.world["sound"] for host in cluster.hosts.values()), place
         assert len(cluster.did("sound True")) == 1, place
         assert cluster.did("restore") == [], place
-        assert [host.claims for host in cluster.hosts.values()] == [{}, {}], place
+        assert all(host.claims == {} for host in cluster.hosts.values()), place
 
 
 @pytest.mark.parametrize("journal", [True, False], ids=["same", "elsewhere"])
-async def test_a_controller_that_is_killed_anywhere_leaves_a_cohort_that_can_be_taken_back(
+async def test_a_controller_that_is_killed_anywhere_leaves_a_host_that_can_be_taken_back(
     journal: bool,
 ) -> None:
-    whole = Cluster("gpu01", "gpu02")
+    whole = Cluster("gpu01")
     records = len((await Cut(whole.fleet, steps=STEPS).play()).records)
     for place in range(1, records + 1):
-        cluster = Cluster("gpu01", "gpu02")
+        cluster = Cluster("gpu01")
         shelf = await Cut(cluster.fleet, at_record=place, steps=STEPS).play()
         if not journal or fold(shelf.records).hosts:
             state = await _roll_back(cluster, shelf, journal=journal)
             assert state.rolled_back_exit == 0, (place, reasons(state))
             assert not any(host.job_stopped for host in state.hosts.values()), place
         assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running"), place
-        assert [host.claims for host in cluster.hosts.values()] == [{}, {}], place
+        assert all(host.claims == {} for host in cluster.hosts.values()), place
