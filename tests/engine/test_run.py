@@ -349,6 +349,7 @@ async def test_a_host_lost_around_a_change_is_rolled_back_later_from_its_own_log
     assert host.world["a"] is world
     state = await go_back(fleet, shelf, state)
     assert outcomes(state) == {"gpu01": "rolled_back"}
+    assert (state.rolled_back_exit, state.hosts["gpu01"].changes) == (0, {}), "also what was never begun"
     assert host.world["a"] is False
     assert host.claims == {}
 
