@@ -124,8 +124,9 @@ class Change(Value):
     commit: tuple[Call, ...] = ()
     risk: Risk
     alters: tuple[Altered, ...] = ()
-    job: Literal["", "stops", "starts"] = ""
-    """What it does to the host's training: one stopped and not started again heads every summary."""
+    job: Literal["", "captures", "stops", "starts"] = ""
+    """What it does to the host's training: one stopped and not started again heads every summary. To undo
+    what `captures` it starts what ended since: a job that spans hosts ends on all where one is stopped."""
     checkpoint_ages: tuple[float, ...] = ()
     """Seconds since the last checkpoint of each job that it stops, where that is known. It is shown and
     nothing more: the same change is older at its turn."""

@@ -59,7 +59,7 @@ class ChangeShown(Value):
     before: str = ""
     after: str = ""
     risk: Risk
-    job: Literal["", "stops", "starts"] = ""
+    job: Literal["", "captures", "stops", "starts"] = ""
     fetch_bytes: int = 0
     checkpoint_ages: tuple[float, ...] = ()
     """Seconds since the last checkpoint of each job that it stops, where that is known."""

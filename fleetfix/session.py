@@ -104,7 +104,7 @@ class Past(Value):
     at: float
     completed: Completed | None = None
     key: str = ""
-    job: Literal["", "stops", "starts"] = ""
+    job: Literal["", "captures", "stops", "starts"] = ""
 
 
 class Purpose(Value):

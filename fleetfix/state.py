@@ -87,6 +87,8 @@ class HostState:
     failed: frozenset[str] = frozenset()
     """The ids of those that are known to have failed; of the others nothing is known yet, or for good."""
     undone: frozenset[str] = frozenset()
+    not_back: frozenset[str] = frozenset()
+    """The ids of those that stand because an undo of them failed."""
     attempts: dict[str, int] = field(default_factory=dict)
     """The highest attempt at a step whose number is used up, by step id."""
     going_back: bool = False
@@ -132,7 +134,21 @@ class HostState:
         stands = [
             shown.job for id, shown in self.changes.items() if shown.job and not self._vain(id, shown)
         ]
+        if stands and stands[-1] == "captures":
+            return self._ended_since_captured
         return bool(stands) and stands[-1] == "stops"
+
+    @property
+    def stopping(self) -> frozenset[str]:
+        """The steps with a change that stands and may have stopped the host's training."""
+        return frozenset(step_of(id) for id, shown in self.changes.items() if shown.job == "stops")
+
+    @property
+    def _ended_since_captured(self) -> bool:
+        """Whether a stop was undone and the capture, by which its job is started again, was not."""
+        captured = {step_of(id): id for id, shown in self.changes.items() if shown.job == "captures"}
+        ended = any(_order(id) > _order(captured.get(step_of(id), id)) for id in self.undone)
+        return ended or not self.not_back.isdisjoint(captured.values())
 
     def _vain(self, id: str, shown: ChangeShown) -> bool:
         """A start that did not end well started nothing; a stop may have stopped something."""
@@ -150,6 +166,11 @@ class HostState:
     def in_step(self, step: str, **changes: object) -> HostState:
         state = replace(self.steps.get(step, StepState()), **changes)  # type: ignore[arg-type]
         return replace(self, steps={**self.steps, step: state})
+
+
+def _order(change: str) -> tuple[int, int]:
+    attempt, number = change.split("/")[-2:]
+    return int(attempt), int(number)
 
 
 def step_of(change: str) -> str:
@@ -357,7 +378,9 @@ def _change_after(
         case ChangeFound():
             return _change_found(host, event)
         case ChangeUndone():
-            return _undone(host, event.change) if event.ok else host
+            if event.ok:
+                return _undone(host, event.change)
+            return replace(host, not_back=host.not_back | {event.change})
 
 
 def _word_on(host: HostState, event: HostFinished | HostCommitted | HostReleased) -> HostState:

@@ -185,6 +185,7 @@ def _capture(names: list[str], asked: list[dict[str, int]]) -> Change:
         undo=(Call(function="relaunch.unprepare", timeout=180.0),),
         commit=(Call(function="relaunch.forget"),),
         risk="reversible",
+        job="captures",
     )
 
 

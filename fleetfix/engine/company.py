@@ -30,8 +30,9 @@ class Company:
     slots: Slots
     _units: dict[tuple[str, ...], Unit] = field(default_factory=dict)
     _steps: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
-    _over: dict[str, frozenset[str] | None] = field(default_factory=dict)
-    """Who has ended, with the steps that stand there; None where nothing is known of it."""
+    _over: dict[str, tuple[frozenset[str], frozenset[str]] | None] = field(default_factory=dict)
+    """Who has ended, with the steps that stand there and those that stopped its job; None where nothing is
+    known of it."""
 
     @property
     def known(self) -> bool:
@@ -61,21 +62,30 @@ class Company:
         unit = self._unit(cohort, note)
         steps = self._steps[cohort]
 
-        async def wait(step: str, starts_job: bool) -> Failure | None:
+        async def wait(step: str, captures: bool, stops: bool) -> Failure | None:
             place = steps.index(step) if step in steps else 0
-            lost = await unit.until_back(host, step, place, lambda text: say(step, f"waits {text}"))
-            return not_without(HostSet(lost)) if lost and starts_job else None
+            lost = await unit.until_back(
+                host,
+                step,
+                place,
+                lambda text: say(step, f"waits {text}"),
+                captures=captures,
+                stops=stops,
+            )
+            return not_without(HostSet(lost)) if lost else None
 
         return wait
 
     def over(self, host: str, *, reached: bool) -> None:
         """A host has ended; where it was not reached, what stands there is what the journal knows."""
         state = self.state()
-        left = steps_of(state.hosts[host].changes) if reached or self.known else None
+        left = None
+        if reached or self.known:
+            left = steps_of(state.hosts[host].changes), state.hosts[host].stopping
         self._over[host] = left
         for cohort, unit in self._units.items():
             if host in cohort:
-                unit.over(host, self._steps[cohort] if left is None else left)
+                unit.over(host, *(left or (self._steps[cohort],) * 2))
 
     def _unit(self, cohort: tuple[str, ...], note: Json) -> Unit:
         if cohort not in self._units:
@@ -86,5 +96,5 @@ class Company:
             unit = self._units[cohort] = Unit(members, self.slots)
             for name, left in self._over.items():
                 if name in members:
-                    unit.over(name, self._steps[cohort] if left is None else left)
+                    unit.over(name, *(left or (self._steps[cohort],) * 2))
         return self._units[cohort]

@@ -90,13 +90,9 @@ class Ends:
 
     async def _undo_with_others(self, member: Member) -> WentBack:
         """Undo step by step with the other members of the cohort; all are started again at one moment."""
-
-        async def in_turn(step: str, starts_job: bool) -> Failure | None:
-            return await member.back(step, starts_job=starts_job)
-
         visit = self.visit
         async with member.without_slot():
-            return await undo_all(visit.line.session, visit.host.name, visit.context.recorder, in_turn)
+            return await undo_all(visit.line.session, visit.host.name, visit.context.recorder, member.back)
 
     def lost(self, failure: Failure) -> None:
         """The session broke and did not come back while the host was being mended."""

@@ -132,7 +132,8 @@ class HostRun:
             if visit.member is not None:
                 well = finished is not None and finished.outcome in (*GOOD, "unproven")
                 why = finished.reason if finished is not None else "it was ended"
-                visit.member.over(why, steps_of(visit.state.changes), well=well)
+                left = steps_of(visit.state.changes)
+                visit.member.over(why, left, visit.state.stopping, well=well)
 
     async def close(self) -> None:
         """Close the session."""

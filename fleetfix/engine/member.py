@@ -107,9 +107,9 @@ class Member:
         """The host cannot go on; `back`: it undoes what it did. Says whether all go back."""
         return self.unit.break_(self.host.name, why, back=back)
 
-    def over(self, why: str, open_steps: Iterable[str], *, well: bool) -> None:
+    def over(self, why: str, open_steps: Iterable[str], stopped: Iterable[str], *, well: bool) -> None:
         """The host has ended; what was not well ends the way of all others too."""
-        self.unit.over(self.host.name, () if well else open_steps)
+        self.unit.over(self.host.name, *(() if well else (open_steps, stopped)))
         if not well:
             self.unit.break_(self.host.name, why, back=True)
 
@@ -121,14 +121,21 @@ class Member:
     async def _until(self, hosts: Iterable[str], step: Step, phase: int) -> None:
         await self.unit.until(hosts, self._at(step), phase, lambda text: self.say(step.id, text))
 
-    async def back(self, step: str, *, starts_job: bool) -> Failure | None:
+    async def back(self, step: str, captures: bool, stops: bool) -> Failure | None:
         """Wait, on the way back, until no other has anything left of later steps.
 
         Says why the step is not to be undone now: a job that spans hosts is started on all or on none.
         """
         place = self.joint.steps.index(step) if step in self.joint.steps else 0
-        lost = await self.unit.until_back(self.host.name, step, place, lambda text: self.say(step, text))
-        return not_without(HostSet(lost)) if lost and starts_job else None
+        lost = await self.unit.until_back(
+            self.host.name,
+            step,
+            place,
+            lambda text: self.say(step, text),
+            captures=captures,
+            stops=stops,
+        )
+        return not_without(HostSet(lost)) if lost else None
 
     def _stops(self, step: Step) -> bool:
         """Whether members wait for one another at a step."""

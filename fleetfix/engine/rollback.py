@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleetfix.action import Action
 from fleetfix.commands import Completed
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.pending import Foreseen, foresee
-from fleetfix.engine.reconcile import never_begun
+from fleetfix.engine.reconcile import corrections, never_begun
 from fleetfix.errors import NO_WAY_IN, Failure, HostError
 from fleetfix.events import ChangeUndone, HostSaid, Outcome, RollbackFinished
 from fleetfix.playbook import Step
@@ -66,9 +66,9 @@ class WentBack:
                 return RollbackFinished(host=host, result="rollback_failed")
 
 
-InTurn = Callable[[str, bool], Awaitable[Failure | None]]
-"""(step, whether undoing it starts a job): waits until the other members of the cohort are as far back,
-and says why the step is not to be undone now."""
+InTurn = Callable[[str, bool, bool], Awaitable[Failure | None]]
+"""(step, whether its captures are next, whether it may have stopped a job here): waits until the other
+members of the cohort are as far back, and says why the step is not to be undone now."""
 
 
 def steps_of(changes: Iterable[str]) -> frozenset[str]:
@@ -88,25 +88,22 @@ async def undo_all(
     went = WentBack()
     past = await session.past()
     went.errors += await _lost_records(session, host, past, recorder)
-    if not went.errors:
-        for event in never_begun(recorder.state.hosts[host], {one.id for one in past}):
-            # A job that spans hosts may have ended here because it was stopped on another.
-            if in_turn is None or event.shown.job != "stops":
-                recorder.record(event)
+    absent = never_begun(recorder.state.hosts[host], {one.id for one in past}) if not went.errors else ()
+    # A job that spans hosts may have ended here because it was stopped on another: see below.
+    late = [event for event in absent if in_turn is not None and event.shown.job == "stops"]
+    for event in absent:
+        if event not in late:
+            recorder.record(event)
     known = recorder.state.hosts[host].changes
-    step = ""
+    turn = ("", False)
     for one in reversed(past):
         if one.state == "undone":
             if one.id in known:  # from another machine: what the journal holds to be open is not
                 _tell(host, one, None, recorder)
             continue
-        if in_turn is not None and one.step != step:
-            step = one.step
-            # What the journal does not know may have stopped a job.
-            starts = any(
-                known[p.id].job == "stops" if p.id in known else True for p in past if p.step == step
-            )
-            went.waits = await in_turn(step, starts)
+        if in_turn is not None and turn != (one.step, one.job == "captures"):
+            turn = (one.step, one.job == "captures")
+            went.waits = await in_turn(*turn, any(p.job == "stops" for p in past if p.step == one.step))
             if went.waits is not None:
                 break
         failure = _cannot(one) or await _undo(session, host, one, recorder)
@@ -117,7 +114,23 @@ async def undo_all(
             went.errors.append(failure)
             if failure.kind == "blocked":
                 break
+    captured = {one.step for one in past if one.job == "captures"}
+    for event in late if not went.open else ():
+        if event.step in captured:  # what was captured runs: it never ended, or was started again
+            recorder.record(event)
+    if went.open:
+        _tell_open(host, past, recorder)
     return went
+
+
+def _tell_open(host: str, past: Sequence[Past], recorder: Recorder) -> None:
+    """What stands, from another machine: the journal there does not know it."""
+    state = recorder.state.hosts[host]
+    told = {*state.changes, *state.undone}
+    found = corrections(replace(state, changes={}), (one for one in past if one.id not in told))
+    for event in found:
+        if event.state != "undone":
+            recorder.record(event)
 
 
 async def _lost_records(

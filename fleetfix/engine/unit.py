@@ -44,6 +44,8 @@ class Unit:
     """How far back each is that goes back: it has nothing left of the steps after this one."""
     _over: dict[str, frozenset[str]] = field(default_factory=dict)
     """Who has ended, and the steps that stand there and were to be undone."""
+    _stopped: set[str] = field(default_factory=set)
+    """The steps that may have stopped the job on a member, and so on all."""
     _moved: asyncio.Event = field(default_factory=asyncio.Event)
 
     # -- forward ------------------------------------------------------------------------------
@@ -81,18 +83,28 @@ class Unit:
         self._tell()
         return self.broken.back
 
-    def over(self, host: str, open_steps: Iterable[str] = ()) -> None:
-        """A member has ended; of these steps it has changes that stand and were to be undone."""
+    def over(self, host: str, open_steps: Iterable[str] = (), stopped: Iterable[str] = ()) -> None:
+        """A member has ended; of these steps it has changes that stand and were to be undone, and those
+        may have `stopped` its job."""
         self._over[host] = frozenset(open_steps)
+        self._stopped |= set(stopped)
         self._tell()
 
     # -- back ---------------------------------------------------------------------------------
 
-    async def until_back(self, host: str, step: str, place: int, say: Say) -> tuple[str, ...]:
+    async def until_back(
+        self, host: str, step: str, at: int, say: Say, *, captures: bool, stops: bool
+    ) -> tuple[str, ...]:
         """Wait until no other has anything left of later steps. Whoever goes back holds no slot.
 
-        Returns the members that have ended and have not undone this step.
+        The captures of a step come last: to undo one starts what has ended, and where it was stopped on
+        one member it is to have ended on all. `stops`: the step may have stopped the job on this one.
+        Returns the members that have ended and have not undone this step, where the job is not started
+        without them.
         """
+        if stops:
+            self._stopped.add(step)
+        place = 2 * at if captures else 2 * at + 1
         self._back[host] = min(self._back.get(host, place), place)
         self._tell()
 
@@ -108,6 +120,8 @@ class Unit:
             with self.interrupts.parking():
                 while ahead():
                     await self._move()
+        if step not in self._stopped or not (captures or stops):
+            return ()
         return tuple(name for name, left in self._over.items() if step in left and name != host)
 
     async def _move(self) -> None:

@@ -353,7 +353,9 @@ def _refuse_unsettled(runner):
         for state, change in states
         if change.get("job") and state != "undone" and (change["job"] == "stops" or state == "done")
     ]
-    if jobs and jobs[-1] == "stops":
+    # A stop that is undone is not over before the capture is: by that the job is started again.
+    ended = any(change.get("job") == "stops" and state == "undone" for state, change in states)
+    if jobs and (jobs[-1] == "stops" or (jobs[-1] == "captures" and ended)):
         open_.insert(0, "the job that it stopped does not run again, and would be forgotten")
     if open_:
         hint = "fleetfix resume, rollback or release %s" % runner.run

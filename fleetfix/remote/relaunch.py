@@ -17,6 +17,7 @@ from fleetfix.remote.api import (
     write_durably,
 )
 
+DYING = 10.0  # seconds that a job may take to end after the part of it on another host has
 WATCH_RESTORED = 60.0  # seconds that a job brought back by undo may take to show which step it begins at
 
 
@@ -33,15 +34,31 @@ def prepare(ctx, targets):
     _refuse_unfit(found)
     entries = [capture.take(job) for job in found if not job["orphan"]]
     capture.save(ctx, ctx.step, _merged(ctx, entries), [job["pid"] for job in found if job["orphan"]])
+    write_durably(_prepared(ctx), b"{}")
     return {"captured": [job["pid"] for job in found]}
+
+
+def _prepared(ctx):
+    """The file that says that whoever undoes `prepare` starts the jobs again, on all hosts at once."""
+    return os.path.join(ctx.state, "job", "prepared-%s" % ctx.step)
 
 
 @write
 def unprepare(ctx):
     """Undo `prepare`: the jobs run, and the capture is dropped. Those of hosts that were stopped took ours
-    along, also where nobody stopped it here."""
+    along, also where nobody stopped it here: one that runs still may be about to end."""
     found = capture.of_step(ctx, ctx.step)
-    return _bring_back(ctx, found["jobs"]) if found else {"started": []}
+    if found:
+        until = time.monotonic() + min(DYING, ctx.remaining())
+        while time.monotonic() < until and _all_run(ctx, found["jobs"]):
+            time.sleep(0.1)
+    answer = _bring_back(ctx, found["jobs"]) if found else {"started": []}
+    _unlink(_prepared(ctx))
+    return answer
+
+
+def _all_run(ctx, entries):
+    return all(jobs.running(ctx, index, entries, []) for index in range(len(entries)))
 
 
 @write
@@ -155,7 +172,8 @@ def restore(ctx):
     """Undo `stop`: the jobs it stopped run again, exactly as they ran; nothing where they still do.
 
     The capture is dropped once they all run: nothing needs it any more. One that begins from step 0 is
-    stopped at once, as after any other start.
+    stopped at once, as after any other start. Where `prepare` came before, to undo that starts
+    them: then all hosts are as far.
     """
     begun = ctx.recall("signalled")
     entries = capture.of_step(ctx, ctx.step)
@@ -166,6 +184,8 @@ def restore(ctx):
     _end_all(
         ctx, [one for one in begun["trees"] if any(alive(*member) for member in one[2])], begun["grace"]
     )
+    if os.path.exists(_prepared(ctx)):
+        return {"started": []}
     return _bring_back(ctx, entries["jobs"])
 
 

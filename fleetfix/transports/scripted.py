@@ -324,7 +324,8 @@ class ScriptedHost:
             and one.state != "undone"
             and (one.change.job == "stops" or one.state == "done")
         ]
-        if jobs and jobs[-1] == "stops":
+        ended = any(one.change.job == "stops" and one.state == "undone" for one in log)
+        if jobs and (jobs[-1] == "stops" or (jobs[-1] == "captures" and ended)):
             open_.insert(0, "the job that it stopped does not run again, and would be forgotten")
         return open_
 

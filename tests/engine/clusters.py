@@ -36,12 +36,13 @@ class Stop(Action[Any]):
             do=(Call(function="job.capture"),),
             undo=(Call(function="job.restore"),),
             risk="reversible",
+            job="captures",
         )
         change = Change(
             key="stop",
             summary="stop the job",
             do=(Call(function="job.stop"),),
-            undo=(Call(function="job.restore"),),
+            undo=(Call(function="job.end" if self.nodes > 1 else "job.restore"),),
             risk="compensable",
             job="stops",
             together=True,
@@ -103,7 +104,7 @@ class Cluster:
             host.on("toy.get", lambda args, world: world.get(args["name"]))
             host.on("toy.set", self._set(name))
             host.on("toy.commit", None)
-            for function in ("capture", "stop", "restore", "start", "unstart"):
+            for function in ("capture", "stop", "end", "restore", "start", "unstart"):
                 host.on(f"job.{function}", getattr(self, f"_{function}")(name))
 
     @property
@@ -146,6 +147,16 @@ class Cluster:
                 host.world["job"] = "stopped"
 
         return stop
+
+    def _end(self, name: str) -> Callable[..., None]:
+        """A stop that was cut short is seen through."""
+
+        def end(args: dict[str, Json], world: dict[str, Any]) -> None:
+            self.told.append((name, "end"))
+            for host in self.hosts.values():
+                host.world["job"] = "stopped"
+
+        return end
 
     def _start(self, name: str) -> Callable[..., Any]:
         return self._together(name, "start")

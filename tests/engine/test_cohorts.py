@@ -337,14 +337,15 @@ async def test_a_controller_that_is_killed_anywhere_leaves_a_cohort_that_can_be_
         assert all(host.claims == {} for host in cluster.hosts.values()), place
 
 
+@pytest.mark.parametrize("hosts", [("gpu01",), ("gpu01", "gpu02")], ids=["one", "cohort"])
 @pytest.mark.parametrize("journal", [True, False], ids=["same", "elsewhere"])
-async def test_a_controller_that_is_killed_anywhere_leaves_a_host_that_can_be_taken_back(
-    journal: bool,
+async def test_a_controller_that_is_killed_anywhere_leaves_hosts_that_can_be_taken_back(
+    journal: bool, hosts: tuple[str, ...]
 ) -> None:
-    whole = Cluster("gpu01")
+    whole = Cluster(*hosts)
     records = len((await Cut(whole.fleet, steps=STEPS).play()).records)
     for place in range(1, records + 1):
-        cluster = Cluster("gpu01")
+        cluster = Cluster(*hosts)
         shelf = await Cut(cluster.fleet, at_record=place, steps=STEPS).play()
         if not journal or fold(shelf.records).hosts:
             state = await _roll_back(cluster, shelf, journal=journal)
@@ -352,3 +353,53 @@ async def test_a_controller_that_is_killed_anywhere_leaves_a_host_that_can_be_ta
             assert not any(host.job_stopped for host in state.hosts.values()), place
         assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running"), place
         assert all(host.claims == {} for host in cluster.hosts.values()), place
+
+
+async def _stopped_on_one(cluster: Cluster) -> Shelf:
+    """gpu01 got the stop and gpu02 did not: the controller was killed between."""
+    shelf = Shelf()
+    for place in range(1, 100):
+        fresh = Cluster(*cluster.hosts)
+        cluster.hosts, cluster.told, cluster.starting = fresh.hosts, fresh.told, fresh.starting
+        shelf = await Cut(fresh.fleet, at_record=place, steps=STEPS).play()
+        changes = {
+            name: [one.change.job for one in host.log.values()] for name, host in fresh.hosts.items()
+        }
+        if sorted(changes.values()) == [["captures"], ["captures", "stops"]]:
+            return shelf
+    raise AssertionError("no such place")
+
+
+@pytest.mark.parametrize("journal", [True, False], ids=["same", "elsewhere"])
+async def test_a_job_stopped_on_one_host_is_started_again_on_all_that_captured_it(journal: bool) -> None:
+    cluster = Cluster("gpu01", "gpu02")
+    shelf = await _stopped_on_one(cluster)
+    state = await _roll_back(cluster, shelf, journal=journal)
+    assert outcomes(state) == dict.fromkeys(cluster.hosts, "rolled_back"), reasons(state)
+    assert sorted(cluster.did("restore")) == ["gpu01", "gpu02"]
+    assert cluster.last("end") < cluster.first("restore"), "it has ended everywhere before it is started"
+    assert not any(host.without_its_job for host in state.hosts.values())
+    assert all(host.claims == {} for host in cluster.hosts.values())
+
+
+@pytest.mark.parametrize("journal", [True, False], ids=["same", "elsewhere"])
+async def test_a_host_that_cannot_start_what_ended_there_says_so_and_keeps_its_claim(journal: bool) -> None:
+    cluster = Cluster("gpu01", "gpu02")
+    shelf = await _stopped_on_one(cluster)
+    for host in cluster.hosts.values():
+        host.on("job.restore", Failure(kind="command", message="the file is gone"))
+    state = await _roll_back(cluster, shelf, journal=journal)
+    assert outcomes(state) == dict.fromkeys(cluster.hosts, "rollback_failed")
+    assert all(host.claims for host in cluster.hosts.values())
+    assert all(host.without_its_job for host in state.hosts.values())
+
+
+async def test_a_stop_that_failed_half_way_is_seen_through_on_all_before_any_starts_again() -> None:
+    cluster = Cluster("gpu01", "gpu02")
+    for host in cluster.hosts.values():
+        host.on("job.stop", Failure(kind="timed_out", message="it does not end"))
+    state, _ = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+    assert outcomes(state) == dict.fromkeys(cluster.hosts, "rolled_back"), reasons(state)
+    assert sorted(cluster.did("end")) == ["gpu01", "gpu02"]
+    assert cluster.last("end") < cluster.first("restore")
+    assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
