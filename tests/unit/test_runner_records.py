@@ -17,7 +17,14 @@ from fleetfix.remote import records as recording
 from fleetfix.remote.api import Refusal
 
 CHANGE = {"summary": "stop the job", "risk": "compensable", "do": [], "undo": [], "commit": []}
-PURPOSE = {"run": "r1", "playbook": "p", "operator": "grace", "controller": "bastion", "reason": "fire"}
+PURPOSE = {
+    "run": "r1",
+    "playbook": "p",
+    "operator": "grace",
+    "controller": "bastion",
+    "driver": "bastion /home/grace",
+    "reason": "fire",
+}
 
 
 @pytest.fixture
