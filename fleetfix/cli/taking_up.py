@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,14 +20,17 @@ from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.cli.tripped import refuse_while_tripped
 from fleetfix.cohorts import neighbours
+from fleetfix.commands import Json
 from fleetfix.engine.elsewhere import ask_hosts
 from fleetfix.engine.fleetrun import Request
 from fleetfix.engine.rollout import stops
 from fleetfix.errors import JournalError, UsageError
 from fleetfix.events import Record, RunResumed, RunStarted
 from fleetfix.hostset import HostSet
+from fleetfix.inventory import Host, Inventory
 from fleetfix.journal import Journal
-from fleetfix.playbook import read
+from fleetfix.playbook import Playbook, read
+from fleetfix.policy import Policy
 from fleetfix.state import RunState, after, to_take_up
 from fleetfix.views.summary import last_line
 
@@ -46,6 +50,15 @@ class Resumption:
     take_over: bool = False
     detach: bool = False
     """It goes on in a process of its own."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a run began with, and keeps."""
+
+    playbook: Playbook
+    settings: Mapping[str, Json]
+    policy: Policy
 
 
 def resume(order: Resumption) -> int:
@@ -168,23 +181,8 @@ def _from_the_journal(known: RunState, started: RunStarted, names: HostSet, orde
     _say_where_edited(started)
     inventory = load_inventory(order.inventory or started.inventory)
     hosts = inventory.select(str(names)) if names else ()
-    return Request(
-        run=known.run,
-        playbook=playbook,
-        hosts=hosts,
-        steps=bind(playbook, hosts, started.settings, inventory),
-        policy=started.policy,
-        inventory=started.inventory,
-        settings=started.settings,
-        dry=False,
-        operator=operator(),
-        controller=socket.gethostname(),
-        reason=order.reason,
-        others=neighbours(inventory.hosts.values(), hosts),
-        machine=machine(),
-        driver=driver(),
-        take_over=order.take_over,
-    )
+    bound = Bound(playbook, started.settings, started.policy)
+    return _request(known.run, bound, hosts, inventory, started.inventory, order)
 
 
 def _say_where_edited(started: RunStarted) -> None:
@@ -225,14 +223,22 @@ def _from_its_hosts(run: str, order: Resumption) -> Request:
             hint="it never began there, or was swept: a new run begins anew",
         )
     playbook = read(kept.bound.text, kept.bound.source)
+    bound = Bound(playbook, kept.bound.settings, kept.bound.policy)
+    return _request(run, bound, hosts, inventory, lasting_name(inventory), order)
+
+
+def _request(
+    run: str, bound: Bound, hosts: tuple[Host, ...], inventory: Inventory, named: str, order: Resumption
+) -> Request:
+    """What goes on: as it was bound, over hosts as they are reached now, asked for from here."""
     return Request(
         run=run,
-        playbook=playbook,
+        playbook=bound.playbook,
         hosts=hosts,
-        steps=bind(playbook, hosts, kept.bound.settings, inventory),
-        policy=kept.bound.policy,
-        inventory=lasting_name(inventory),
-        settings=kept.bound.settings,
+        steps=bind(bound.playbook, hosts, bound.settings, inventory),
+        policy=bound.policy,
+        inventory=named,
+        settings=bound.settings,
         dry=False,
         operator=operator(),
         controller=socket.gethostname(),
