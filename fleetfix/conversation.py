@@ -418,8 +418,14 @@ class Conversation:
     async def recall(self, name: str) -> Json:
         return await self._request({"op": "recall", "name": name})
 
-    async def end(self, outcome: str, *, keep_claim: bool, commit: bool) -> None:
-        frame = {"op": "end", "outcome": outcome, "keep_claim": keep_claim, "commit": commit}
+    async def end(self, outcome: str, *, keep_claim: bool, commit: bool, anchor: str = "") -> None:
+        frame = {
+            "op": "end",
+            "outcome": outcome,
+            "keep_claim": keep_claim,
+            "commit": commit,
+            "anchor": anchor,
+        }
         await self._request(frame, await self._recorded_calls() if commit else ())
 
     async def execute(self, command: Execute, take: Take, feed: Feed | None = None) -> Ended:

@@ -173,10 +173,11 @@ class Session(Protocol):
         """What `note` kept under this name for this run, or None."""
         ...
 
-    async def end(self, outcome: str, *, keep_claim: bool, commit: bool) -> None:
+    async def end(self, outcome: str, *, keep_claim: bool, commit: bool, anchor: str = "") -> None:
         """Record how the run ended here and let go of the lease, and of the claim unless it is kept.
 
-        With `commit` the commit calls of every change that is done are made first.
+        With `commit` the commit calls of every change that is done are made first. `anchor` is the head of
+        the controller's journal, in hexadecimal; the host's ledger keeps it beside the end.
         """
         ...
 

@@ -312,7 +312,8 @@ def end(runner, frame):
     for entry in list(log.entries.values()):
         if frame["commit"] and not entry.committed and runner.records.state(entry) == "done":
             yield from _commit(runner, entry)
-    log.append("ended", outcome=frame["outcome"], commit=bool(frame["commit"]))
+    anchor = str(frame.get("anchor", ""))[:128]
+    log.append("ended", outcome=frame["outcome"], commit=bool(frame["commit"]), anchor=anchor)
     if not frame["keep_claim"]:
         runner.claims.drop(runner.home, runner.run)
     runner.lease.release()

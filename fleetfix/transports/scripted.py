@@ -116,6 +116,8 @@ class ScriptedHost:
         self.notes: dict[str, Json] = {}
         self.lease: Lease | None = None
         self.ended: list[tuple[str, str]] = []
+        self.anchors: list[tuple[str, str]] = []
+        """What its ledger keeps of the controller's journal, by run, as runs end here."""
         """(run, outcome) of each `end`."""
         self.said: list[tuple[str, str]] = []
         self.disabled: str | None = None

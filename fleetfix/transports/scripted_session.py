@@ -93,8 +93,8 @@ class ScriptedSession:
         self._check_line()
         return self._host.notes.get(f"{self._purpose.run}/{name}")
 
-    async def end(self, outcome: str, *, keep_claim: bool, commit: bool) -> None:
-        await self._within(self._end(outcome, keep_claim, commit))
+    async def end(self, outcome: str, *, keep_claim: bool, commit: bool, anchor: str = "") -> None:
+        await self._within(self._end(outcome, keep_claim, commit, anchor))
 
     async def execute(self, command: Execute, take: Take, feed: Feed | None = None) -> Ended:
         return await self._within(self._run_command(command, take, feed))
@@ -322,7 +322,7 @@ class ScriptedSession:
                 break
         return completed
 
-    async def _end(self, outcome: str, keep_claim: bool, commit: bool) -> None:
+    async def _end(self, outcome: str, keep_claim: bool, commit: bool, anchor: str) -> None:
         host, run = self._host, self._purpose.run
         self._check_wet()
         host.ended.append((run, outcome))
@@ -333,6 +333,7 @@ class ScriptedSession:
             if commit and entry.state == "done" and not entry.committed:
                 await self._execute(entry, "commit", entry.change.commit)
                 entry.committed = True
+        host.anchors.append((run, anchor))
         if not keep_claim:
             host.unclaim(run)
         self._release()
