@@ -95,8 +95,7 @@ def carry_out(request: Request, manner: Manner) -> int:
 
         return begin(request, manner, ask_above=above if asked else None)
     with Journal.open(state_dir()) as journal, journal.drive(request.run):
-        if not request.dry:
-            refuse_while_tripped(journal, request.inventory)
+        refuse_while_tripped(journal, request)
         show = Show(json=manner.json, diff=manner.diff, plain=manner.plain)
         try:
             state = asyncio.run(

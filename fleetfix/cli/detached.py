@@ -46,7 +46,7 @@ def begin(
     if request.dry:
         raise UsageError("a dry run changes nothing and ends soon", hint="leave out --detach")
     with Journal.open(state_dir()) as journal:
-        refuse_while_tripped(journal, request.inventory)
+        refuse_while_tripped(journal, request)
     log = _log(request.run)
     run = _Run(request, manner, log, log.stat().st_size, known, since)
     asks, questions = os.pipe()

@@ -103,7 +103,7 @@ def _prepare(run: str, journal: Journal, order: Resumption) -> _Ready | int:
         request = _from_the_journal(known, known.started, names, order)
         expected = still_expected(journal, known.started)
         request = replace(request, expected=expected, plan=known.started.plan)
-    refuse_while_tripped(journal, request.inventory)
+    refuse_while_tripped(journal, request)
     above = config.load().confirm_above
     hosts = HostSet(host.name for host in request.hosts)
     asked = request.may_change and consent.required(

@@ -10,15 +10,17 @@ from dataclasses import asdict
 from fleetfix.cli import consent
 from fleetfix.cli.places import lasting
 from fleetfix.cli.state_dir import state_dir
+from fleetfix.engine.fleetrun import Request
 from fleetfix.errors import BreakerError, UsageError
 from fleetfix.journal import Journal
 from fleetfix.runs import BreakerRow
 from fleetfix.views.breaker import breakers_text
 
 
-def refuse_while_tripped(journal: Journal, inventory: str) -> None:
-    """Raise where an earlier run on this inventory tripped the breaker, and nobody has reset it."""
-    row = journal.tripped(inventory)
+def refuse_while_tripped(journal: Journal, request: Request) -> None:
+    """Raise where an earlier run on the same inventory tripped the breaker, and nobody has reset it. What
+    can change nothing goes on."""
+    row = journal.tripped(request.inventory) if request.may_change else None
     if row is not None:
         raise BreakerError(
             f"the breaker of {row.inventory} is tripped by run {row.run}: {row.reason}",

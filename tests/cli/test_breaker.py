@@ -11,9 +11,16 @@ import pytest
 from fleetfix.cli import consent
 from fleetfix.transports.scripted import Fleet
 from tests.cli.conftest import Line
+from tests.engine.test_evidence import packed
 
 LAMPS = ("./lamps.yaml", "-i", "hosts.yaml")
 ALL = ("--hosts", "gpu[01-04]", "--yes")
+LOOK = """
+name: look
+steps:
+  - id: keep
+    collect: {what: light}
+"""
 
 
 def tripped(fleetfix: Line, fleet: Fleet, *words: str) -> str:
@@ -28,7 +35,11 @@ def tripped(fleetfix: Line, fleet: Fleet, *words: str) -> str:
     return result.run
 
 
-def test_a_tripped_breaker_refuses_runs_and_lets_all_else_go_on(fleetfix: Line, fleet: Fleet) -> None:
+def test_a_tripped_breaker_refuses_runs_and_lets_all_else_go_on(
+    fleetfix: Line, fleet: Fleet, place: Path
+) -> None:
+    (place / "look.yaml").write_text(LOOK)
+    fleet.on("evidence.take", packed("a lamp\n"))
     run = tripped(fleetfix, fleet)
     opened = fleet["gpu02"].opened
     with fleet:
@@ -40,6 +51,8 @@ def test_a_tripped_breaker_refuses_runs_and_lets_all_else_go_on(fleetfix: Line, 
         assert fleet["gpu02"].opened == opened, "nothing was connected to"
         assert fleetfix("plan", *LAMPS, "--hosts", "gpu[02-04]").code == 0
         assert fleetfix("run", *LAMPS, "--hosts", "gpu02", "--dry-run").code == 0
+        looked = fleetfix("run", "./look.yaml", "-i", "hosts.yaml", "--hosts", "gpu02")
+        assert looked.code == 0, "checks alone can change nothing"
         fleet["gpu01"].world["stuck"] = ""
         assert fleetfix("rollback", run, "--yes").code == 0
         assert fleetfix("run", *LAMPS, *ALL).code == 3, "a rollback that goes well resets nothing"
