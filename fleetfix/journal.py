@@ -2,25 +2,39 @@
 
 A record is durable when `append` returns (WAL, synchronous=FULL, one transaction an append). What is
 derived from records (the list of runs, the last outcome of each host, measurements) is written in the
-same transaction. Readers never wait for a writer, nor a writer for readers. Folder 0700, files 0600.
+same transaction, and so is the digest by which each record covers the one before (`chain`). Readers
+never wait for a writer, nor a writer for readers. Folder 0700, files 0600.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
 import sqlite3
 import statistics
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from fleetfix import evidence_folder
 from fleetfix.action import Measurement
+from fleetfix.chain import (
+    NOTHING,
+    Head,
+    Misfit,
+    Row,
+    Verified,
+    before_first,
+    digest_of,
+    link_of,
+    verify,
+    verify_links,
+)
 from fleetfix.errors import JournalError, UsageError
 from fleetfix.events import (
     EVENT,
@@ -70,9 +84,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (inventory, tripped, run)
         ) WITHOUT ROWID""",
     ),
+    (
+        # Records from before have none: of them nothing tells whether they are as they were written.
+        "ALTER TABLE records ADD COLUMN digest TEXT NOT NULL DEFAULT ''",
+        """CREATE TABLE chains (
+            run TEXT PRIMARY KEY, place INTEGER NOT NULL UNIQUE, first INTEGER NOT NULL,
+            start TEXT NOT NULL, link TEXT NOT NULL, seq INTEGER NOT NULL, digest TEXT NOT NULL
+        ) WITHOUT ROWID""",
+    ),
 )
 """Statements that lead from each schema version (`user_version`) to the next; only ever appended to."""
 
+_HEAD = "run, place, first, start, link, seq, digest"
 
 _IS_COMMAND = (
     "EXISTS (SELECT 1 FROM records WHERE records.run = runs.run AND seq = 1 "
@@ -128,8 +151,14 @@ class Journal:
         with self._lock, _spoken(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
+                heads: dict[str, Head] = {}
                 for record in records:
-                    self._keep(record)
+                    self._keep(record, heads)
+                for head in heads.values():
+                    self._connection.execute(
+                        "INSERT OR REPLACE INTO chains VALUES (?, ?, ?, ?, ?, ?, ?)",
+                        (head.run, head.place, head.first, head.start, head.link, head.seq, head.digest),
+                    )
                 self._connection.execute("COMMIT")
             except BaseException:
                 # After some errors (a full disk) SQLite has rolled back by itself.
@@ -137,14 +166,14 @@ class Journal:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _keep(self, record: Record) -> None:
+    def _keep(self, record: Record, heads: dict[str, Head]) -> None:
         event = record.event
         text = json.dumps(event.model_dump(mode="json"), separators=(",", ":"))
-        host = getattr(event, "host", None)
+        row = Row(record.seq, record.at, record.v, event.kind, getattr(event, "host", None), text, "")
+        digest = self._chained(record.run, row, heads)
         try:
             self._connection.execute(
-                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (record.run, record.seq, record.at, record.v, event.kind, host, text),
+                "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (record.run, *row[:-1], digest)
             )
         except sqlite3.IntegrityError as error:
             raise JournalError(
@@ -152,6 +181,28 @@ class Journal:
                 hint="let that process end before this run is taken up again",
             ) from error
         self._derive(record)
+
+    def _chained(self, run: str, row: Row, heads: dict[str, Head]) -> str:
+        """The digest of a record that is to be kept; the head of its run moves on to it."""
+        head = heads.get(run) or self._head(run)
+        if head is None:
+            digest = digest_of(before_first(run), run, row)
+            last = self._connection.execute(
+                "SELECT place, link FROM chains ORDER BY place DESC LIMIT 1"
+            ).fetchone()
+            # Of the runs that begin in this very transaction the last is not in the table yet.
+            place, link = max([last or (0, NOTHING), *((one.place, one.link) for one in heads.values())])
+            head = Head(run, place + 1, row.seq, digest, "", row.seq, digest)
+            head.link = link_of(link, head)
+        else:
+            digest = digest_of(head.digest, run, row)
+            head.seq, head.digest = row.seq, digest
+        heads[run] = head
+        return digest
+
+    def _head(self, run: str) -> Head | None:
+        row = self._connection.execute(f"SELECT {_HEAD} FROM chains WHERE run = ?", (run,)).fetchone()
+        return None if row is None else Head(*row)
 
     def _derive(self, record: Record) -> None:
         event, execute = record.event, self._connection.execute
@@ -288,6 +339,13 @@ class Journal:
         query = "SELECT * FROM runs ORDER BY began DESC, run DESC LIMIT ?"
         return tuple(self._row(row) for row in self._ask(query, (limit,)))
 
+    def every_run(self) -> tuple[str, ...]:
+        """The id of each run that anything here is about, also of one that is no longer listed."""
+        query = (
+            "SELECT run FROM runs UNION SELECT run FROM chains UNION SELECT run FROM records ORDER BY run"
+        )
+        return tuple(str(row[0]) for row in self._ask(query, ()))
+
     def run(self, run: str) -> RunRow | None:
         """Tell of one run, by its whole id."""
         rows = self._ask("SELECT * FROM runs WHERE run = ?", (run,))
@@ -326,6 +384,58 @@ class Journal:
     def outcomes(self, run: str) -> dict[str, str]:
         """How each host of a run ended, as far as the run came."""
         return dict(self._ask("SELECT host, outcome FROM outcomes WHERE run = ?", (run,)))
+
+    def head(self, run: str) -> str:
+        """The head of a run's chain, `SEQ:DIGEST`, as its hosts keep it; empty where it has none."""
+        with self._lock, _spoken(self.path):
+            head = self._head(run)
+        return "" if head is None else head.anchor
+
+    def verify(self, run: str) -> Verified:
+        """Go over the records of a run, and what is listed of it, for what is not as it was written."""
+        with self._lock, _spoken(self.path), self._at_one_moment():
+            columns = "seq, at, v, kind, host, event, digest"
+            ask = self._connection.execute
+            rows = ask(f"SELECT {columns} FROM records WHERE run = ? ORDER BY seq", (run,))
+            found = verify(run, self._head(run), (Row(*row) for row in rows))
+            if found.misfit is None and not self._listed_as_recorded(run):
+                misfit = Misfit(run, None, "the list of runs says otherwise than its records")
+                found = dataclasses.replace(found, misfit=misfit)
+        return found
+
+    @contextlib.contextmanager
+    def _at_one_moment(self) -> Iterator[None]:
+        """Read what stood together, whatever another process writes meanwhile."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
+
+    def _listed_as_recorded(self, run: str) -> bool:
+        """Whether the list of runs says of one what its records say."""
+        ask = self._connection.execute
+        query = f"SELECT event FROM records WHERE run = ? AND kind IN {_LISTED} ORDER BY seq"
+        try:
+            outcomes, exit, began = _as_listed(json.loads(text) for (text,) in ask(query, (run,)))
+        except (ValueError, KeyError, TypeError):
+            return False  # of a record that no chain covers
+        listed = ask("SELECT exit FROM runs WHERE run = ?", (run,)).fetchone()
+        ended = dict(ask("SELECT host, outcome FROM outcomes WHERE run = ?", (run,)).fetchall())
+        return ended == outcomes and (listed == (exit,) if began else listed is None)
+
+    def verify_links(self) -> Misfit | None:
+        """Go over the beginnings of all runs: whether a whole run is gone."""
+        heads = self._ask(f"SELECT {_HEAD} FROM chains ORDER BY place", ())
+        return verify_links(Head(*row) for row in heads)
+
+    def fits(self, run: str, anchor: str) -> bool:
+        """Whether what a host keeps of a run's chain is what stands here."""
+        seq, _, digest = anchor.partition(":")
+        if not seq.isdigit() or len(seq) > 15:
+            return False
+        query = "SELECT 1 FROM records WHERE run = ? AND seq = ? AND digest = ?"
+        return bool(digest and self._ask(query, (run, int(seq), digest)))
 
     def last_seq(self, run: str) -> int:
         """The number of the run's last record; 0 where it has none."""
@@ -382,6 +492,27 @@ class Journal:
     def _ask(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
         with self._lock, _spoken(self.path):
             return self._connection.execute(query, values).fetchall()
+
+
+_LISTED = "('run_started', 'run_resumed', 'run_finished', 'host_finished')"
+
+
+def _as_listed(events: Iterable[Any]) -> tuple[dict[str, str], int | None, bool]:
+    """How each host and the run ended by its records, as the list has it, and whether it began."""
+    outcomes: dict[str, str] = {}
+    exit: int | None = None
+    began = False
+    for event in events:
+        match event["kind"]:
+            case "host_finished":
+                outcomes[event["host"]] = event["outcome"]
+            case "run_finished":
+                exit = event["exit"]
+            case kind:
+                began, exit = began or kind == "run_started", None
+                for host in event["hosts"] if kind == "run_resumed" else ():
+                    outcomes.pop(host, None)
+    return outcomes, exit, began
 
 
 # -- making and opening ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from fleetfix.errors import JournalError
 from fleetfix.events import Event, Record
 from fleetfix.state import RunState, after
 
@@ -20,6 +21,9 @@ class Store(Protocol):
     """Where records are kept for good: `append` returns once they are durable."""
 
     def append(self, records: Sequence[Record]) -> None: ...
+
+    def head(self, run: str) -> str:
+        """The head of the chain over a run's records, as hosts keep it; empty where there is none."""
 
 
 class View(Protocol):
@@ -68,6 +72,15 @@ class Recorder:
             await asyncio.shield(self._writer)
         if self._error is not None:
             raise self._error
+
+    async def anchor(self) -> str:
+        """The head of the chain over every event taken so far, for a host to keep; empty where the journal
+        does not tell."""
+        try:
+            await self.durable()
+            return await asyncio.to_thread(self._store.head, self.run)
+        except JournalError:
+            return ""  # who records next hears of it; the host comes to its end all the same
 
     async def _write(self) -> None:
         while self._waiting:

@@ -10,12 +10,27 @@ from fleetfix.cli import complete, options
 
 
 def runs(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN", help="With --verify: this run only, or `last`.", autocompletion=complete.runs
+        ),
+    ] = None,
     limit: Annotated[
         int, typer.Option("--number", "-n", min=1, max=1_000_000, help="How many, the newest first.")
     ] = 20,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Say whether the records are as they were written.")
+    ] = False,
     json: options.Json = False,
-) -> None:
-    """List the runs that this machine has driven."""
+) -> int:
+    """List the runs that this machine has driven, or verify what it keeps of them."""
+    if verify:
+        from fleetfix.cli.verifying import verify as verify_runs
+
+        return verify_runs(run, as_json=json)
+    if run is not None:
+        raise typer.BadParameter(f"a run is named for --verify; `fleetfix show {run}` tells of one")
     import os
     import sys
     from dataclasses import asdict
@@ -33,6 +48,7 @@ def runs(
             print(dumps(asdict(row)))
     else:
         print(runs_text(rows, Paint.for_stream(sys.stdout, os.environ)))
+    return 0
 
 
 def show(

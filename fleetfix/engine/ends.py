@@ -174,7 +174,8 @@ class Ends:
         if not self.visit.connected or not self.visit.acquired:
             return
         keep = self.visit.job_stopped if keep_claim is None else keep_claim
-        await self.visit.line.session.end(outcome, keep_claim=keep, commit=commit)
+        anchor = await self.visit.context.recorder.anchor()
+        await self.visit.line.session.end(outcome, keep_claim=keep, commit=commit, anchor=anchor)
 
 
 def _and_back(first: Failure, went: WentBack) -> str:

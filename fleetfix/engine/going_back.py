@@ -126,7 +126,8 @@ async def _roll_back_host(
                 went = await undo_all(session, host.name, recorder, in_turn)
         else:
             went = await undo_all(session, host.name, recorder)
-        await session.end(went.outcome, keep_claim=went.open, commit=False)
+        anchor = await recorder.anchor()
+        await session.end(went.outcome, keep_claim=went.open, commit=False, anchor=anchor)
         recorder.record(went.finished(host.name))
         _finish_rollback(host, recorder, went.outcome, went.failure)
     except HostError as error:

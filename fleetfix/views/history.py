@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from fleetfix.chain import Misfit, Verified
 from fleetfix.commands import said_of_exit
 from fleetfix.events import (
     ChangeFinished,
@@ -30,7 +31,7 @@ from fleetfix.events import (
 from fleetfix.hostset import HostSet
 from fleetfix.runs import RunRow
 from fleetfix.state import RunState
-from fleetfix.views.amounts import duration, rate, size, unit, when
+from fleetfix.views.amounts import count, duration, rate, size, unit, when
 from fleetfix.views.checkpoints import said_of_change
 from fleetfix.views.grouping import counted, fold
 from fleetfix.views.lines import found, settled
@@ -70,6 +71,25 @@ def how_it_ended(row: RunRow) -> str:
     if row.exit is not None and not row.driven:
         return f"exit {row.exit}"
     return "running" if row.driven else "not finished"
+
+
+def misfit_text(misfit: Misfit) -> str:
+    """The first thing of a run that is not as it was written, in one line."""
+    record = "" if misfit.seq is None else f"record {misfit.seq} "
+    return f"run {one_line(misfit.run)}: {record}{one_line(misfit.why)}"
+
+
+def verified_text(found: Sequence[Verified], misfits: Sequence[Misfit]) -> str:
+    """What came of going over the journal, in a few lines."""
+    older = [one for one in found if one.older]
+    fit = f"{count(sum(one.covered for one in found), 'record')} of {count(len(found), 'run')} fit"
+    lines = [f"{fit}; {count(len(misfits), 'misfit')}" if misfits else f"{fit} the chain"]
+    if older:
+        records = count(sum(one.older for one in older), "record")
+        lines.append(
+            f"{records} of {count(len(older), 'run')} are older than the chain: nothing tells of them"
+        )
+    return "\n".join(lines)
 
 
 def run_head(state: RunState) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fleetfix.cli.state_dir import file_system_of, state_dir
 from fleetfix.errors import JournalError
 from fleetfix.folders import config_folder, state_folder
 from fleetfix.lab import default_root
+from fleetfix.transports.scripted import Fleet
 from tests.cli.conftest import Line
 
 
@@ -35,6 +37,28 @@ def test_lint_says_ok_or_every_complaint_with_its_line(fleetfix: Line, place: Pa
     assert "bad.yaml:2: " in result.out
     assert "bad.yaml:5: " in result.out
     assert "lamps.yaml: ok" in result.out
+
+
+def test_the_journal_is_verified_and_the_first_record_that_does_not_fit_is_told(
+    fleetfix: Line, fleet: Fleet, place: Path
+) -> None:
+    with fleet:
+        first = fleetfix("run", "lamps.yaml", "--hosts", "gpu01", "-i", "hosts.yaml", "--yes").run
+        fleetfix("exec", "--hosts", "gpu01", "-i", "hosts.yaml", "--", "true")
+    whole = fleetfix("runs", "--verify")
+    assert (whole.code, whole.err) == (0, "")
+    assert "of 2 runs fit the chain" in whole.out
+    with sqlite3.connect(place / "state/journal.db") as journal:
+        journal.execute("UPDATE records SET at = at + 1 WHERE seq = 9 AND run = ?", (first,))
+    journal.close()
+    edited = fleetfix("runs", "--verify", first)
+    assert edited.code == 2
+    assert edited.out.startswith(f"run {first}: record 9 is not as it was written")
+    assert fleetfix("runs", "--verify", "last").code == 0
+    told = [json.loads(line) for line in fleetfix("runs", "--verify", "--json").out.splitlines()]
+    assert [one["misfit"] and one["misfit"]["seq"] for one in told] == [9, None]
+    refused = fleetfix("runs", first)
+    assert (refused.code, f"fleetfix show {first}" in refused.err) == (1, True)
 
 
 def test_lint_takes_a_whole_path_whatever_its_ending(fleetfix: Line, place: Path) -> None:
