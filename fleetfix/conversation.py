@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from fleetfix import protocol
 from fleetfix.commands import Call, Change, Completed, Ended, Execute, Json, Read
 from fleetfix.errors import Failure, HostError
+from fleetfix.greeting import ALLOW, Said
 from fleetfix.session import Feed, HostInfo, Opening, Past, Purpose, Stream, Take, host_error
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ MARGIN = 30.0
 """Seconds that an answer may take beyond the deadlines that the host keeps."""
 AHEAD = 256 * 1024
 """Bytes of input that are sent to a command before it has taken any; a host sends no more output ahead."""
+UNSETTLED = 2
+"""So many hosts may have had the password for sudo and never said whether it is right: one that hangs
+keeps no other from it, and a wrong one is not tried on a fleet."""
+NOT_AGAIN = "set the right one in FLEETFIX_BECOME_PASSWORD"
+REFUSED = Failure(kind="sudo", message="sudo refused the password", hint=NOT_AGAIN)
 PATIENCE = 60.0
 """Seconds that a change of a lost session may take on the host before the next one goes on."""
 
@@ -79,32 +85,43 @@ class Password:
 
     def __init__(self, text: str | None) -> None:
         self.text = text
-        self.refused = False
+        self._refused_by = ""
+        self._unsettled: list[str] = []
+        """Hosts that had it, and have not said whether it is right."""
         self._proven = False
         self._first = asyncio.Lock()
 
     async def use(self, host: str) -> str:
         """The password, once it may be sent to this host. Raises HostError(sudo)."""
         if self.text is None:
-            hint = "allow it without (NOPASSWD), or set FLEETFIX_BECOME_PASSWORD"
-            raise _sudo(f"{host}: sudo wants a password", hint)
+            raise _sudo(f"{host}: sudo wants a password", ALLOW)
         if not self._proven:
             await self._first.acquire()
             if self._proven:
                 self._first.release()
-        if self.refused:
+        if why := self._why_not():
             self._release()
-            raise _sudo(f"{host}: the password for sudo was refused by another host and is not sent again")
+            raise _sudo(f"{host}: sudo wants a password, and {why}: it is not sent again", NOT_AGAIN)
         return self.text
+
+    def _why_not(self) -> str:
+        if self._refused_by:
+            return f"{self._refused_by} has refused it"
+        if len(self._unsettled) >= UNSETTLED and not self._proven:
+            return f"{' and '.join(self._unsettled)} had it and never said whether it is right"
+        return ""
 
     def accepted(self) -> None:
         """A host took it."""
         self._proven = True
         self._release()
 
-    def given_up(self, *, refused: bool) -> None:
+    def given_up(self, host: str, *, refused: bool) -> None:
         """A host refused it, or went away before it said anything."""
-        self.refused = self.refused or refused
+        if refused:
+            self._refused_by = self._refused_by or host
+        elif not self._proven:
+            self._unsettled.append(host)
         self._release()
 
     def _release(self) -> None:
@@ -153,22 +170,41 @@ class Contact:
         self._noise = bytearray()
         self._errors = bytearray()
         self._wired = asyncio.Event()
-        self._prompted = False
+        self._time: asyncio.Timeout | None = None
+        self._asked = 0
+        """How often sudo has asked for a password."""
         self._sent_password = False
+        """It has one, and has not said whether it is right."""
+        self._had_password = False
         self._sender: asyncio.Task[None] | None = None
         self._over = False
 
-    async def greet(self, connect: Connect) -> None:
-        """Start the runner and wait for its marker. Raises HostError."""
+    async def greet(self, connect: Connect, within: float) -> None:
+        """Start the runner and wait for its marker, so many seconds at most. Raises HostError.
+
+        The time in which another host proves the password for sudo does not count.
+        """
         try:
-            self.wire = await connect(self._start.command(), self)
-            self._wired.set()
-            await self._greeted
+            async with asyncio.timeout(within) as self._time:
+                self.wire = await connect(self._start.command(), self)
+                self._wired.set()
+                await self._greeted
             self.wire.send(protocol.core())
+        except TimeoutError:
+            await self._give_up()
+            raise self._named(self._why_late(within)) from None
         except BaseException:
-            self._settle_password(refused=False)
-            await self.close()
+            await self._give_up()
             raise
+
+    async def _give_up(self) -> None:
+        self._settle_password(refused=False)
+        await self.close()
+
+    def _why_late(self, within: float) -> Failure:
+        if self.wire is None:
+            return Failure(kind="unreachable", message=f"no answer within {within:.0f} s")
+        return self._said.why_late(within, answered=self._had_password)
 
     async def close(self) -> None:
         """Hang up."""
@@ -208,64 +244,83 @@ class Contact:
                 self._password.accepted()
                 self._sent_password = False
             return rest
-        if self._start.no_python in self._noise:
-            hint = "install python3 there, or set the host's `python:` to a path of one"
-            self._fail("no_python", "no Python 3.8 or newer at the places looked at", hint)
+        if (none := self._said.why_none()) is not None:
+            self._fail(none)
         elif len(self._noise) > protocol.NOISE:
-            self._fail("unreachable", f"{protocol.NOISE} bytes came from the login shell and no runner")
+            self._fail(self._said.why_noisy())
         return b""
+
+    @property
+    def _said(self) -> Said:
+        return Said(self._start, bytes(self._noise), bytes(self._errors))
 
     def errors(self, data: bytes) -> None:
         """Keep the tail of what is said beside the frames, and answer sudo's prompt."""
+        prompt = self._start.prompt.encode()
+        before = bytes(self._errors[-len(prompt) + 1 :])
         self._errors += data
-        if self._start.become and not self._greeted.done():
-            self._look_for_prompt()
         del self._errors[:-ERRORS_KEPT]
+        if self._start.become and not self._greeted.done() and (new := (before + data).count(prompt)):
+            self._asked += new
+            self._hear_prompt()
 
-    def _look_for_prompt(self) -> None:
-        asked = self._errors.count(self._start.prompt.encode())
-        if asked and not self._prompted:
-            self._prompted = True
-            self._sender = asyncio.ensure_future(self._answer_sudo())
-        elif asked > 1 or (self._sent_password and b"try again" in self._errors):
+    def _hear_prompt(self) -> None:
+        if self._asked > 1:
             self._settle_password(refused=True)
-            self._fail("sudo", "sudo refused the password")
+            self._fail(REFUSED)
+        else:
+            self._sender = asyncio.ensure_future(self._answer_sudo())
 
     async def _answer_sudo(self) -> None:
+        left = self._hold_time()
         try:
             text = await self._password.use(self._host)
         except HostError as error:
             self._fail_with(error)
             return
-        self._sent_password = True
+        finally:
+            self._let_time_go(left)
+        self._sent_password = self._had_password = True
         await self._wired.wait()
         assert self.wire is not None
         self.wire.send(text.encode() + b"\n")
 
+    def _hold_time(self) -> float | None:
+        """Stop the time to greet; says how many seconds are left of it."""
+        if self._time is None or self._time.expired() or (when := self._time.when()) is None:
+            return None
+        self._time.reschedule(None)
+        return when - asyncio.get_running_loop().time()
+
+    def _let_time_go(self, left: float | None) -> None:
+        if self._time is not None and left is not None:
+            self._time.reschedule(asyncio.get_running_loop().time() + left)
+
     def ended(self, why: str) -> None:
         """The channel is closed."""
+        said = self._said
+        if not self._greeted.done():
+            wrong = self._sent_password and said.password_was_wrong
+            self._settle_password(refused=wrong)
+            self._fail(REFUSED if wrong else said.why_ended(why))
+            return
         self._settle_password(refused=False)
         tail = protocol.readable(bytes(self._errors).replace(self._start.prompt.encode(), b""))
-        said = f": {tail}" if tail else ""
-        if self._greeted.done():
-            broke = b"Traceback (most recent call last)" in self._errors
-            kind, what = (
-                ("bug", "the runner broke") if broke else ("unreachable", "the connection was lost")
-            )
-            self._lose(host_error(kind, f"{self._host}: {what} ({why}){said}"))
-        elif self._start.become and "sudo" in tail:
-            self._fail("sudo", f"sudo refuses{said}")
-        else:
-            noise = f": {protocol.readable(bytes(self._noise))}" if not tail and self._noise else said
-            self._fail("unreachable", f"the shell there ended before a runner began ({why}){noise}")
+        broke = b"Traceback (most recent call last)" in self._errors
+        kind, what = ("bug", "the runner broke") if broke else ("unreachable", "the connection was lost")
+        self._lose(host_error(kind, f"{self._host}: {what} ({why})" + (f": {tail}" if tail else "")))
 
     def _settle_password(self, *, refused: bool) -> None:
         if self._sent_password:
             self._sent_password = False
-            self._password.given_up(refused=refused)
+            self._password.given_up(self._host, refused=refused)
 
-    def _fail(self, kind: str, message: str, hint: str = "") -> None:
-        self._fail_with(host_error(kind, f"{self._host}: {message}", hint))
+    def _named(self, failure: Failure) -> HostError:
+        message = f"{self._host}: {failure.message}"
+        return HostError(failure.model_copy(update={"message": message}))
+
+    def _fail(self, failure: Failure) -> None:
+        self._fail_with(self._named(failure))
 
     def _fail_with(self, error: HostError) -> None:
         if not self._greeted.done():
@@ -361,8 +416,7 @@ class Conversation:
         """Greet the runner and hear what the host is. Raises HostError."""
         self = cls(host, purpose, opening, connect)
         try:
-            async with _limit(opening.connect_timeout, host.name):
-                self._contact = await self._greet()
+            self._contact = await self._greet(opening.connect_timeout)
             self._info = _as_info(await self._request({"op": "hello"}, limit=opening.connect_timeout))
         except BaseException:
             await self.close()
@@ -581,7 +635,7 @@ class Conversation:
 
     # -- the line -----------------------------------------------------------------------------------
 
-    async def _greet(self) -> Contact:
+    async def _greet(self, within: float) -> Contact:
         start = protocol.Start(secrets.token_hex(4), self._host.python, self._host.become)
         contact: Contact | None = None
 
@@ -590,7 +644,7 @@ class Conversation:
                 self._lost(error)
 
         contact = Contact(self._host.name, start, password_of_run(), self._on_frame, lost)
-        await contact.greet(self._connect)
+        await contact.greet(self._connect, within)
         self._sent = set()
         # A run is taken away once: where somebody takes it away from here, no lost line takes it back.
         purpose = self._purpose.model_copy(update={"take_over": not self._took_over})
@@ -648,8 +702,7 @@ class Conversation:
             if left <= 0 or patience == "none":
                 break
             try:
-                async with _limit(min(left, self._opening.connect_timeout), self._host.name):
-                    contact = await self._greet()
+                contact = await self._greet(min(left, self._opening.connect_timeout))
             except HostError as again:
                 if again.failure.kind != "unreachable":
                     error = again
@@ -712,13 +765,12 @@ def _pauses() -> Iterable[float]:
 
 
 @contextlib.asynccontextmanager
-async def _limit(seconds: float | None, host: str, what: str = "no answer") -> Any:
+async def _limit(seconds: float | None, host: str, what: str) -> Any:
     try:
         async with asyncio.timeout(seconds) as timeout:
             yield timeout
     except TimeoutError:
-        kind = "unreachable" if what == "no answer" else "timed_out"
-        raise host_error(kind, f"{host}: {what} within {seconds:.0f} s") from None
+        raise host_error("timed_out", f"{host}: {what} within {seconds:.0f} s") from None
 
 
 def _unreachable(host: str, why: str) -> HostError:

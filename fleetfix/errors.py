@@ -24,8 +24,8 @@ FailureKind = Literal[
     "unreachable",  # no connection, or it was lost and did not come back
     "auth",  # the host refused every key and certificate
     "host_key",  # the host shows another key than the one known
-    "no_python",  # no Python 3.8 or newer at the places looked at
-    "sudo",  # sudo wants a password, or refuses it
+    "no_python",  # no Python 3.8 or newer at the places looked at, or one that does not begin
+    "sudo",  # sudo wants a password, refuses it or the user, or is not there
     "lease_held",  # another run writes to this host now
     "unfinished",  # another run left work open on this host
     "disabled",  # the host's own kill switch is set

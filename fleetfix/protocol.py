@@ -150,21 +150,45 @@ class Start:
     @property
     def no_python(self) -> bytes:
         """What the start script prints where it found no Python."""
-        return f"fleetfix-none-{self.nonce}:".encode()
+        return f"fleetfix-none-{self.nonce}:\n".encode()
+
+    @property
+    def no_sudo(self) -> bytes:
+        """What the start script prints where there is no sudo."""
+        return f"fleetfix-no-sudo-{self.nonce}:\n".encode()
+
+    @property
+    def tried(self) -> re.Pattern[bytes]:
+        """The line that the start script prints before it tries a Python; its group is the path."""
+        return re.compile(rb"fleetfix-try-%s:(/[A-Za-z0-9._+/-]+)\n" % self.nonce.encode())
+
+    @property
+    def failed(self) -> re.Pattern[bytes]:
+        """… and where that one would not do: its exit status."""
+        return re.compile(rb"fleetfix-not-%s:(\d+)\n" % self.nonce.encode())
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where Python is looked for on this host."""
+        return (self.python,) if self.python else PYTHONS
 
     def command(self) -> str:
         """The command, the same for sh, bash, dash, fish and tcsh as login shell."""
         if self.python is not None and not _PLAIN_PATH.match(self.python):
             message = f"python: {self.python!r} is not an absolute path of plain characters"
             raise HostError(Failure(kind="no_python", message=message))
-        places = " ".join([self.python] if self.python else PYTHONS)
-        sudo = f'sudo -S -p "{self.prompt}" -- ' if self.become else ""
+        places, look, sudo = " ".join(self.places), "", ""
+        if self.become:
+            sudo = f'sudo -S -p "{self.prompt}" -- '
+            gone = f'echo "fleetfix-no-sudo-{self.nonce}:"; exit {NO_PYTHON}'
+            look = f"command -v sudo >/dev/null || {{ {gone}; }}; "
         words = f"fleetfix/{PROTOCOL}/{self.nonce}/ {len(core())}"
         script = (
-            f'b="{_BOOTSTRAP}"; for p in {places}; do if [ -x "$p" ]; then '
-            f'{sudo}"$p" -I -S -B -c "$b" {words}; r=$?; '
-            f'case "$r" in {TOO_OLD}|126|127) ;; *) exit "$r";; esac; fi; done; '
-            f'echo "fleetfix-none-{self.nonce}:"; exit {NO_PYTHON}'
+            # What sudo says of a refusal is read: it says it in English then.
+            f'LC_ALL=C; export LC_ALL; {look}b="{_BOOTSTRAP}"; for p in {places}; do if [ -x "$p" ]; then '
+            f'echo "fleetfix-try-{self.nonce}:$p"; {sudo}"$p" -I -S -B -c "$b" {words}; r=$?; '
+            f'case "$r" in {TOO_OLD}|126|127) echo "fleetfix-not-{self.nonce}:$r";; *) exit "$r";; esac; '
+            f'fi; done; echo "fleetfix-none-{self.nonce}:"; exit {NO_PYTHON}'
         )
         assert not set("'!\\\n") & set(script)
         return f"exec sh -c '{script}'"

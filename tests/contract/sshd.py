@@ -148,10 +148,10 @@ def account(name: str, shell: str, folder: Path, password: str | None = None) ->
 
 
 @contextlib.contextmanager
-def sudo_rule(name: str, rule: str) -> Iterator[None]:
+def sudo_rule(name: str, rule: str, defaults: str = "!lecture") -> Iterator[None]:
     """A rule in /etc/sudoers.d for the time of the block. Needs root."""
     path = Path(f"/etc/sudoers.d/{name}")
-    path.write_text(f"Defaults:{name} !lecture\n{name} ALL=(ALL) {rule}\n")
+    path.write_text(f"Defaults:{name} {defaults}\n{name} ALL=(ALL) {rule}\n")
     path.chmod(0o440)
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import os
 import shutil
 import subprocess
 import uuid
@@ -211,6 +212,86 @@ async def test_a_user_whom_sudo_refuses_is_told(
     with sshd.account(name, "/bin/sh", shared, password), pytest.raises(HostError) as refused:
         await place_on(server.host(name, become=True)).open()
     assert refused.value.failure.kind == "sudo"
+
+
+RIGHT, WRONG = "correct horse", "battery staple"
+SUDO_SAYS = [
+    # rule, defaults, password, what is said (nothing: it works)
+    ("ALL", "lecture=always", RIGHT, ""),
+    ("ALL", "timestamp_timeout=0", RIGHT, ""),
+    ("ALL", 'passprompt="Kennwort: ",passprompt_override', RIGHT, ""),
+    ("ALL", "passwd_tries=1", WRONG, "sudo refused the password"),
+    ("NOPASSWD: ALL", "requiretty", None, "sudo wants a terminal"),
+    ("/usr/bin/nvidia-smi", "!lecture", RIGHT, "other commands only"),
+    ("NOPASSWD: /usr/bin/nvidia-smi", "!lecture", None, "sudo wants a password"),
+]
+
+
+async def test_sudo_as_people_have_set_it_up_works_or_is_told_for_what_it_refuses(
+    as_root: None,
+    server: sshd.Server,
+    shared: Path,
+    place_on: PlaceOn,
+    password: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    with sshd.account(name, "/bin/sh", shared, RIGHT):
+        for rule, defaults, given, said in SUDO_SAYS:
+            monkeypatch.setattr(
+                "fleetfix.conversation.password_of_run", lambda given=given: Password(given)
+            )
+            with sshd.sudo_rule(name, rule, defaults):
+                error = await outcome(place_on(server.host(name, become=True)))
+            if not said:
+                assert error is None, (rule, defaults, error)
+                continue
+            assert error is not None, (rule, defaults)
+            assert error.failure.kind == "sudo"
+            assert said in error.failure.message
+            assert error.failure.hint
+
+
+async def outcome(place: Place) -> HostError | None:
+    """Open a session as root; what stood in its way."""
+    try:
+        session = await place.open()
+    except HostError as error:
+        return error
+    assert session.info.uid == 0
+    return None
+
+
+async def test_a_mebibyte_goes_both_ways_through_a_sudo_that_logs_it(
+    as_root: None, server: sshd.Server, shared: Path, place_on: PlaceOn, password: str
+) -> None:
+    name, data = f"ff{uuid.uuid4().hex[:6]}", os.urandom(1 << 20)
+    logs = f"use_pty,log_output,log_input,iolog_dir={shared}/io"
+    with sshd.account(name, "/bin/sh", shared), sshd.sudo_rule(name, "NOPASSWD: ALL", logs):
+        session = await place_on(server.host(name, become=True)).open()
+        ended, heard = await ran(session, sh("cat"), feed=lambda offset, most: data[offset : offset + most])
+    assert ended.exit == 0
+    assert heard.out == data
+
+
+async def test_a_shell_that_never_runs_a_command_and_a_python_that_never_begins_are_named(
+    as_root: None, server: sshd.Server, shared: Path
+) -> None:
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    for file, text in (
+        ("asks", 'printf "Which tenant? "; read x; exec sh "$@"'),
+        ("hangs", "exec sleep 5"),
+    ):
+        (shared / file).write_text(f"#!/bin/sh\n{text}\n")
+        (shared / file).chmod(0o755)
+    with sshd.account(name, str(shared / "asks"), shared):
+        host = server.host("root").model_copy(update={"python": str(shared / "hangs")})
+        asking, hanging = await asyncio.gather(*(opened(one, 3.0) for one in (server.host(name), host)))
+    assert asking.failure.kind == "unreachable"
+    assert "has not run a command" in asking.failure.message
+    assert "Which tenant?" in asking.failure.message
+    assert hanging.failure.kind == "no_python"
+    assert f"{shared}/hangs has not begun" in hanging.failure.message
 
 
 async def test_an_ordinary_user_is_refused_where_root_has_the_lease(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections.abc import Callable
 from typing import Any
 
 from fleetfix import protocol
 from fleetfix.conversation import Contact, Password, Receiver, Wire
+from fleetfix.errors import Failure, HostError
 
 
 async def never(command: str, receiver: Receiver) -> Wire:
@@ -20,9 +22,8 @@ async def never(command: str, receiver: Receiver) -> Wire:
 async def give_up() -> None:
     """Begin a connection, lose patience, and then hear that it ended."""
     contact = Contact("gpu01", protocol.Start("ab", None, False), Password(None), print, print)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await contact.greet(never)
+    with contextlib.suppress(HostError):
+        await contact.greet(never, 0.01)
     contact.ended("the connection closed")
 
 
@@ -33,3 +34,82 @@ async def test_a_connection_that_was_given_up_ends_without_a_word() -> None:
     await asyncio.sleep(0)  # until the loop has let go of it too
     gc.collect()
     assert told == []
+
+
+# -- the password for sudo --------------------------------------------------------------------------
+
+
+class Sudo:
+    """A host whose sudo asks for the password and then does as it was told to."""
+
+    def __init__(self, says: Callable[[protocol.Start], tuple[bytes, bytes]] | None) -> None:
+        self.start = protocol.Start("ab", None, become=True)
+        self.got: list[bytes] = []
+        self._says = says
+        self._receiver: Receiver | None = None
+
+    async def connect(self, command: str, receiver: Receiver) -> Wire:
+        del command
+        self._receiver = receiver
+        receiver.data(b"fleetfix-try-ab:/usr/bin/python3\n")
+        prompt = self.start.prompt.encode()
+        receiver.errors(prompt[:7])  # in two pieces, as a network may deliver it
+        receiver.errors(prompt[7:])
+        return self
+
+    def send(self, data: bytes) -> None:
+        if not self.got and self._says is not None and self._receiver is not None:
+            out, errors = self._says(self.start)
+            self._receiver.errors(errors)
+            self._receiver.data(out)
+        self.got.append(data)
+
+    async def close(self) -> None:
+        return None
+
+
+def takes(start: protocol.Start) -> tuple[bytes, bytes]:
+    return f"fleetfix/{protocol.PROTOCOL}/{start.nonce}/50990320\n".encode(), b""
+
+
+def refuses(start: protocol.Start) -> tuple[bytes, bytes]:
+    return b"", b"Sorry, try again.\n" + start.prompt.encode()
+
+
+async def greeted(name: str, host: Sudo, password: Password, within: float = 0.2) -> Failure | None:
+    contact = Contact(name, host.start, password, print, print)
+    try:
+        await contact.greet(host.connect, within)
+    except HostError as error:
+        return error.failure
+    return None
+
+
+async def test_a_host_whose_sudo_hangs_keeps_no_other_from_the_password() -> None:
+    password = Password("correct horse")
+    hosts = [Sudo(None), *(Sudo(takes) for _ in range(3))]
+    ends = await asyncio.gather(*(greeted(f"gpu0{n}", host, password) for n, host in enumerate(hosts)))
+    assert [end and end.kind for end in ends] == ["sudo", None, None, None]
+    assert ends[0] is not None
+    assert "after it got the password" in ends[0].message
+
+
+async def test_a_password_that_one_host_refuses_is_sent_to_no_other() -> None:
+    password = Password("battery staple")
+    hosts = [Sudo(refuses) for _ in range(10)]
+    ends = await asyncio.gather(*(greeted(f"gpu0{n}", host, password) for n, host in enumerate(hosts)))
+    assert [end and end.kind for end in ends] == ["sudo"] * 10
+    assert sum(bool(host.got) for host in hosts) == 1
+    assert all(end and "gpu00 has refused it" in end.message for end in ends[1:])
+
+
+async def test_a_password_of_which_two_hosts_say_nothing_is_sent_to_no_third() -> None:
+    password = Password("battery staple")
+    hosts = [Sudo(None) for _ in range(5)]
+    ends = await asyncio.gather(
+        *(greeted(f"gpu0{n}", host, password, 0.05) for n, host in enumerate(hosts))
+    )
+    assert [end and end.kind for end in ends] == ["sudo"] * 5
+    assert sum(bool(host.got) for host in hosts) == 2
+    assert ends[4] is not None
+    assert "gpu00 and gpu01 had it" in ends[4].message
