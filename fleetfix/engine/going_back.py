@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fleetfix.commands import Json
 from fleetfix.engine.breaker import rollback_failed
@@ -47,6 +47,7 @@ async def roll_back(
 ) -> RunState:
     """Undo a run on these hosts, by what the hosts themselves recorded; needs no playbook.
 
+    When it is cancelled, each host that has not gone back is `rollback_pending`, and the exit is 130.
     `known` is the run as the journal knows it: which hosts went together. Else the hosts tell.
     """
     purpose = Purpose(
@@ -59,6 +60,7 @@ async def roll_back(
         driver=driver,
         take_over=take_over,
     )
+    over: set[str] = set()
     slots = Slots(forks)
     names = frozenset(host.name for host in hosts)
     company = Company(known or RunState(), lambda: recorder.state, names, slots)
@@ -68,18 +70,35 @@ async def roll_back(
             reached = False
             try:
                 reached = await _roll_back_host(host, purpose, recorder, opener, company)
+                over.add(host.name)
             finally:
                 company.over(host.name, reached=reached)
 
+    async def all_of_them() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for host in hosts:
+                    group.create_task(one(host))
+        except* JournalError as errors:
+            raise errors.exceptions[0] from None
+
     try:
-        async with asyncio.TaskGroup() as group:
-            for host in hosts:
-                group.create_task(one(host))
-    except* JournalError as errors:
-        raise errors.exceptions[0] from None
+        await all_of_them()
+    except asyncio.CancelledError:
+        return await _left_there(recorder, [host for host in hosts if host.name not in over])
     if (reason_to_trip := rollback_failed(recorder.state)) is not None:
         recorder.record(BreakerTripped(reason=reason_to_trip))
     recorder.record(RunRolledBack(exit=_exit_after_rollback(recorder.state, hosts)))
+    await recorder.durable()
+    return recorder.state
+
+
+async def _left_there(recorder: Recorder, hosts: Sequence[Host]) -> RunState:
+    """End a way back that the operator left: what a host undoes just now it undoes to its end."""
+    why = Failure(kind="cancelled", message="interrupted while it was going back")
+    for host in hosts:
+        _finish_rollback(host, recorder, "rollback_pending", why)
+    recorder.record(RunRolledBack(exit=130))
     await recorder.durable()
     return recorder.state
 

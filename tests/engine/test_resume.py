@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from fleetfix.engine.context import Interrupts
+from fleetfix.engine.going_back import roll_back
 from fleetfix.events import Record
 from fleetfix.playbook import Step
 from fleetfix.policy import Policy, Share
-from fleetfix.state import RunState, fold, to_take_up
+from fleetfix.recorder import Recorder
+from fleetfix.state import HostState, RunState, fold, to_take_up
 from fleetfix.transports.scripted import Fleet, ScriptedHost
-from tests.engine.toys import HandClock, Lit, Once, Shelf, Switch, play, resume, step, toy_host
+from tests.engine.toys import HandClock, Lit, Once, Shelf, Switch, play, request, resume, step, toy_host
 
 STEPS = [
     step("before", Lit(name="eyes")),
@@ -186,6 +188,35 @@ async def test_a_way_back_that_is_cut_anywhere_is_gone_to_its_end() -> None:
         assert outcomes(state) == {"gpu01": "rolled_back"}, place
         assert fleet["gpu01"].world == sick, place
         assert fleet["gpu01"].claims == {}, place
+
+
+async def test_a_way_back_that_the_operator_leaves_is_gone_to_its_end_later() -> None:
+    fleet = two()
+    steps = [one for one in STEPS if one.id != "bell"]
+    ran, _ = await play(fleet, steps, policy=POLICY)
+    asked = request(("gpu01", "gpu02"), steps)
+    gate = fleet["gpu01"].gate("toy.set")
+
+    def again(forks: int) -> Coroutine[Any, Any, RunState]:
+        fresh = {name: HostState(name, started=True) for name in fleet}
+        recorder = Recorder(ran.run, Shelf(), state=RunState(run=ran.run, hosts=fresh))
+        return roll_back(
+            ran.run, "toy", asked.hosts, recorder, operator="ann", controller="here", known=ran, forks=forks
+        )
+
+    with fleet:
+        work = asyncio.ensure_future(again(1))
+        while not any(entry.running for entry in fleet["gpu01"].log.values()):
+            await asyncio.sleep(0)
+        work.cancel()
+        left = await work
+        assert set(outcomes(left).values()) == {"rollback_pending"}, "gpu02 was not even reached"
+        assert left.rolled_back_exit == 130
+        gate.set()
+        gone = await again(2)
+    assert set(outcomes(gone).values()) == {"rolled_back"}
+    for name in fleet:
+        assert fleet[name].claims == {}
 
 
 # -- what the host says ----------------------------------------------------------------------------
