@@ -69,6 +69,10 @@ Bytes = Annotated[int, BeforeValidator(read_bytes, json_schema_input_type=int | 
 """A size in bytes, written `64MiB`, `2GB` or as a number."""
 
 
+ExitCode = Annotated[int, Field(ge=-1024, le=2**32)]
+Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Value(BaseModel):
     """A frozen, strict model: equal when its fields are, wrong fields refused."""
 
@@ -154,11 +158,11 @@ class Completed(Value):
     """
 
     value: Json = None
-    exit: int | None = 0
+    exit: ExitCode | None = 0
     stdout: str = ""
     stderr: str = ""
     cut: bool = False
-    seconds: float = 0.0
+    seconds: Duration = 0.0
     failure: Failure | None = None
     in_doubt: bool = False
 
@@ -191,8 +195,8 @@ class Execute(Value):
 class Ended(Value):
     """How such a command ended: its exit code, negative for a signal, None where `failure` says why."""
 
-    exit: int | None = None
-    seconds: float = 0.0
+    exit: ExitCode | None = None
+    seconds: Duration = 0.0
     failure: Failure | None = None
 
 

@@ -16,14 +16,13 @@ import os
 import random
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from pydantic import ValidationError
-
-from fleetfix import protocol
+from fleetfix import protocol, replies
 from fleetfix.commands import Call, Change, Completed, Ended, Execute, Json, Read
 from fleetfix.errors import Failure, HostError
 from fleetfix.greeting import ALLOW, Said
@@ -36,6 +35,13 @@ ERRORS_KEPT = 4096
 SAYS = 50
 """Lines a second that a host may say; more are dropped."""
 MOST_ITEMS = 10_000
+MOST_OF_ITEMS = 16 << 20
+"""Bytes that all items of one answer may have."""
+UNASKED = 4 << 20
+UNASKED_A_SECOND = 1 << 20
+"""Bytes that a host may send that answer nothing, at once and in each second; a runner never comes near."""
+LEAST = 1024
+"""Bytes that the smallest frame counts as: to take it costs time too."""
 WRITES = frozenset({"acquire", "change", "undo", "note", "end", "commit", "release"})
 AT_ONCE = 8
 MARGIN = 30.0
@@ -49,6 +55,13 @@ NOT_AGAIN = "set the right one in FLEETFIX_BECOME_PASSWORD"
 REFUSED = Failure(kind="sudo", message="sudo refused the password", hint=NOT_AGAIN)
 PATIENCE = 60.0
 """Seconds that a change of a lost session may take on the host before the next one goes on."""
+BOOKKEEPING = PATIENCE + 60.0
+"""Seconds that a host may take to look into its records, or to write there."""
+SWEEPING = 300.0
+UNDOING = 2 * 3600.0
+"""Seconds that the calls of an undo or of a commit may take; only the host's log knows their deadlines."""
+DRIPS = 4
+"""Times the silence we bear in which bytes may come that make no frame."""
 
 
 class Receiver(Protocol):
@@ -155,11 +168,14 @@ class Contact:
         host: str,
         start: protocol.Start,
         password: Password,
-        on_frame: Callable[[dict[str, Json]], None],
+        on_frame: Callable[[dict[str, Json], int], bool],
         on_lost: Callable[[HostError], None],
     ) -> None:
         self.wire: Wire | None = None
         self.heard = time.monotonic()
+        self.understood = self.heard
+        """When the last whole frame came."""
+        self.lost: HostError | None = None
         self._host = host
         self._start = start
         self._password = password
@@ -167,6 +183,7 @@ class Contact:
         self._on_lost = on_lost
         self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._decoder = protocol.Decoder()
+        self._unasked = Unasked(host)
         self._noise = bytearray()
         self._errors = bytearray()
         self._wired = asyncio.Event()
@@ -231,9 +248,16 @@ class Contact:
             return
         try:
             for frame in self._decoder.feed(data):
-                self._on_frame(frame)
+                self.understood = self.heard
+                if not self._on_frame(frame, self._decoder.size):
+                    self._unasked.count(self._decoder.size)
+                if self._over:
+                    return
         except HostError as error:
             self._lose(error)
+        except Exception as error:  # noqa: BLE001 - whatever one host sends, it is never the others' end
+            what = f"what it sent could not be taken: {type(error).__name__}: {error}"
+            self._lose(host_error("bug", f"{self._host}: {what}"))
 
     def _skip_noise(self) -> bytes:
         match = self._start.marker.search(self._noise)
@@ -256,6 +280,14 @@ class Contact:
 
     def errors(self, data: bytes) -> None:
         """Keep the tail of what is said beside the frames, and answer sudo's prompt."""
+        if self._over:
+            return
+        try:
+            self._unasked.count(len(data))
+        except HostError as error:
+            self._fail_with(error)
+            self._lose(error)
+            return
         prompt = self._start.prompt.encode()
         before = bytes(self._errors[-len(prompt) + 1 :])
         self._errors += data
@@ -329,8 +361,26 @@ class Contact:
 
     def _lose(self, error: HostError) -> None:
         if not self._over:
-            self._over = True
+            self._over, self.lost = True, error
             self._on_lost(error)
+
+
+class Unasked:
+    """Counts what a host sends beside its answers: signs of life, words of progress, late answers."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._left = float(UNASKED)
+        self._at = time.monotonic()
+
+    def count(self, size: int) -> None:
+        """Count so many bytes. Raises HostError where they are more than any runner sends."""
+        now = time.monotonic()
+        self._left = min(self._left + (now - self._at) * UNASKED_A_SECOND, UNASKED) - max(size, LEAST)
+        self._at = now
+        if self._left < 0:
+            message = f"{self._host}: the host sends without end what nobody asked for"
+            raise HostError(Failure(kind="bug", message=message, hint=protocol.NOT_OURS))
 
 
 # -- the session ----------------------------------------------------------------------------------------
@@ -345,6 +395,8 @@ class Pending:
     future: asyncio.Future[Any]
     slots: list[Completed | None] = field(default_factory=list)
     items: list[Json] = field(default_factory=list)
+    size: int = 0
+    """Bytes of all items that have come."""
     timeout: asyncio.Timeout | None = None
     left: float | None = None
     """Seconds of its time that were left when the line was lost, while it is."""
@@ -356,10 +408,14 @@ class Streamed:
     """What has come of a command and is not taken yet, and what it may still be fed."""
 
     def __init__(self, feed: Feed | None) -> None:
-        self.come: asyncio.Queue[tuple[Stream, bytes] | None] = asyncio.Queue()
+        self._come: deque[tuple[Stream, bytearray]] = deque()
+        self._news = asyncio.Event()
+        self._ended = False
         self._feed = feed
         self._offset = 0
         self._held = 0
+        self._given = 0
+        """Bytes of input that were sent and that the host has not said to have passed on."""
 
     def hear(self, host: str, frame: dict[str, Json]) -> None:
         """Keep a piece of output. Raises HostError for what no runner sends."""
@@ -372,12 +428,39 @@ class Streamed:
         if not data or stream not in ("out", "err") or self._held > 2 * AHEAD:
             message = f"{host}: the host sent what is no output of a command"
             raise HostError(Failure(kind="bug", message=message))
-        self.come.put_nowait((stream, data))
+        # A command may print byte by byte, and more than anybody takes: pieces are kept as one.
+        if self._come and self._come[-1][0] == stream:
+            self._come[-1][1].extend(data)
+        else:
+            self._come.append((stream, bytearray(data)))
+        self._news.set()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._ended = True
+        self._news.set()
+
+    async def next(self) -> tuple[Stream, bytes] | None:
+        """The next piece of output, waited for; None at the end."""
+        while not self._come:
+            if self._ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        stream, data = self._come.popleft()
+        return stream, bytes(data)
 
     def taken(self, count: int) -> dict[str, Json]:
         """So much was taken: the frame that makes room for as much on the host."""
         self._held -= count
         return {"op": "taken", "bytes": count}
+
+    def wants(self, count: Json) -> dict[str, Json] | None:
+        """The host has passed so much on and has room for as much: the frame that fills it, if any."""
+        if not isinstance(count, int) or not 0 < count <= self._given:
+            return None
+        self._given -= count
+        return self.next_input(count)
 
     def next_input(self, wanted: int) -> dict[str, Json] | None:
         """The next piece of input as a frame; None once all of it is sent."""
@@ -385,6 +468,7 @@ class Streamed:
             return None
         data = self._feed(self._offset, wanted)
         self._offset += len(data)
+        self._given += len(data)
         ended = len(data) < wanted
         if ended:
             self._feed = None
@@ -417,7 +501,7 @@ class Conversation:
         self = cls(host, purpose, opening, connect)
         try:
             self._contact = await self._greet(opening.connect_timeout)
-            self._info = _as_info(await self._request({"op": "hello"}, limit=opening.connect_timeout))
+            self._info = replies.info(await self._request({"op": "hello"}, limit=opening.connect_timeout))
         except BaseException:
             await self.close()
             raise
@@ -436,14 +520,16 @@ class Conversation:
         frame = {"op": "read", "step": step, "reads": [one.model_dump() for one in asked]}
         turns = math.ceil(len(asked) / AT_ONCE)
         limit = max(one.timeout for one in asked) * turns + MARGIN
-        answers = await self._request(frame, asked, limit=limit, slots=len(asked))
+        answers = replies.many(await self._request(frame, asked, limit=limit, slots=len(asked)), len(asked))
         known = dict(zip(map(_identity, asked), answers, strict=True))
         return tuple(known[_identity(one)] for one in reads)
 
     async def acquire(self) -> None:
         sweep = self.info.holds_due
         calls = (Call(function="holds.sweep"),) if sweep else ()
-        self._info = _as_info(await self._request({"op": "acquire", "sweep": sweep}, calls))
+        limit = BOOKKEEPING + (SWEEPING if sweep else 0)
+        frame = {"op": "acquire", "sweep": sweep}
+        self._info = replies.info(await self._request(frame, calls, limit=limit))
 
     async def change(self, id: str, step: str, change: Change) -> Completed:
         calls = (*change.do, *change.undo, *change.commit)
@@ -454,23 +540,21 @@ class Conversation:
             "change": change.model_dump(exclude={"prepare", "folders"}),
         }
         limit = 2 * sum(one.timeout for one in change.do) + PATIENCE + MARGIN
-        return _as_completed(await self._request(frame, calls, limit=limit))
+        return replies.completed(await self._request(frame, calls, limit=limit))
 
     async def undo(self, id: str) -> Completed:
-        return _as_completed(await self._request({"op": "undo", "id": id}, await self._recorded_calls()))
+        frame = {"op": "undo", "id": id}
+        calls = await self._recorded_calls()
+        return replies.completed(await self._request(frame, calls, limit=UNDOING))
 
     async def past(self) -> tuple[Past, ...]:
-        items = await self._request({"op": "past"})
-        try:
-            return tuple(Past.model_validate(one) for one in items)
-        except ValidationError as error:
-            raise _garbled(error) from None
+        return replies.past(await self._request({"op": "past"}, limit=BOOKKEEPING))
 
     async def note(self, name: str, value: Json) -> None:
-        await self._request({"op": "note", "name": name, "value": value})
+        await self._request({"op": "note", "name": name, "value": value}, limit=BOOKKEEPING)
 
     async def recall(self, name: str) -> Json:
-        return await self._request({"op": "recall", "name": name})
+        return await self._request({"op": "recall", "name": name}, limit=BOOKKEEPING)
 
     async def end(self, outcome: str, *, keep_claim: bool, commit: bool, anchor: str = "") -> None:
         frame = {
@@ -480,7 +564,7 @@ class Conversation:
             "commit": commit,
             "anchor": anchor,
         }
-        await self._request(frame, await self._recorded_calls() if commit else ())
+        await self._request(frame, await self._recorded_calls() if commit else (), limit=UNDOING)
 
     async def execute(self, command: Execute, take: Take, feed: Feed | None = None) -> Ended:
         script = command.script
@@ -494,24 +578,24 @@ class Conversation:
         streamed = Streamed(feed)
         asking = asyncio.ensure_future(self._request(frame, (_STREAMING,), streamed=streamed))
         # All output of a command comes before its end, in order.
-        asking.add_done_callback(lambda _: streamed.come.put_nowait(None))
+        asking.add_done_callback(lambda _: streamed.end())
         try:
-            while (piece := await streamed.come.get()) is not None:
+            while (piece := await streamed.next()) is not None:
                 await take(*piece)
                 self._send_to(streamed, streamed.taken(len(piece[1])))
-            return _as_ended(await asking)
+            return replies.ended(await asking)
         finally:
             asking.cancel()
 
     async def commit(self) -> None:
         calls = [*await self._recorded_calls(), Call(function="holds.drop_of_run")]
-        await self._request({"op": "commit"}, calls)
+        await self._request({"op": "commit"}, calls, limit=UNDOING)
 
     async def release(self) -> None:
-        await self._request({"op": "release"})
+        await self._request({"op": "release"}, limit=BOOKKEEPING)
 
     async def cancel(self) -> tuple[str, ...]:
-        return tuple(str(one) for one in await self._request({"op": "cancel"}))
+        return replies.texts(await self._request({"op": "cancel"}, limit=BOOKKEEPING))
 
     async def close(self) -> None:
         if self._dead is None:
@@ -578,60 +662,75 @@ class Conversation:
 
     async def _recorded_calls(self) -> list[Call]:
         """Calls as the host's log holds them: their modules are needed before they are replayed."""
-        names = await self._request({"op": "modules"})
-        return [Call(function=f"{name}.{name}") for name in names]
+        return list(replies.modules(await self._request({"op": "modules"}, limit=BOOKKEEPING)))
 
-    def _on_frame(self, frame: dict[str, Json]) -> None:
+    def _on_frame(self, frame: dict[str, Json], size: int) -> bool:
+        """Take a frame; says whether it answers something."""
         if "say" in frame:
             self._hear(frame)
-            return
-        pending = self._pending.get(frame.get("n") or 0)
+            return False
+        number = frame.get("n")
+        pending = self._pending.get(number) if isinstance(number, int) else None
         if pending is None or pending.future.done():
-            return
-        if "error" in frame:
-            pending.future.set_exception(_as_error(self._host.name, frame["error"]))
-        elif pending.streamed is not None and "reply" not in frame:
-            self._hear_command(pending, pending.streamed, frame)
-        elif "item" in frame:
-            pending.items.append(frame["item"])
-            if len(pending.items) > MOST_ITEMS:
-                pending.future.set_exception(_unreachable(self._host.name, "its answer has no end"))
-        elif "i" in frame:
-            self._fill(pending, frame["i"], frame.get("reply"))
-        else:
-            many = pending.frame["op"] == "past"
-            pending.future.set_result(pending.items if many else frame.get("reply"))
+            return False
+        try:
+            return self._answer(pending, frame, size)
+        except HostError as error:
+            pending.future.set_exception(error)
+            return True
 
-    def _hear_command(self, pending: Pending, streamed: Streamed, frame: dict[str, Json]) -> None:
+    def _answer(self, pending: Pending, frame: dict[str, Json], size: int) -> bool:
+        """Take a part of an answer; says whether it is one that was still due. Raises HostError."""
+        if "error" in frame:
+            raise replies.refusal(self._host.name, frame["error"])
+        if pending.streamed is not None and "reply" not in frame:
+            return self._hear_command(pending.streamed, frame)
+        many = bool(pending.frame["op"] == "past")
+        if "item" in frame:
+            if not many:
+                return False
+            pending.items.append(frame["item"])
+            pending.size += size
+            if len(pending.items) > MOST_ITEMS or pending.size > MOST_OF_ITEMS:
+                raise _unreachable(self._host.name, "its answer has no end")
+            return True
+        if "reply" not in frame:
+            return False
+        if "i" in frame:
+            return self._fill(pending, frame["i"], frame["reply"])
+        pending.future.set_result(pending.items if many else frame["reply"])
+        return True
+
+    def _hear_command(self, streamed: Streamed, frame: dict[str, Json]) -> bool:
         if "chunk" in frame:
-            try:
-                streamed.hear(self._host.name, frame)
-            except HostError as error:
-                pending.future.set_exception(error)
-        elif isinstance(wanted := frame.get("want"), int) and 0 < wanted <= AHEAD:
-            piece = streamed.next_input(wanted)
-            if piece is not None:
-                self._send_to(streamed, piece)
+            streamed.hear(self._host.name, frame)
+            return True
+        piece = streamed.wants(frame.get("want"))
+        if piece is None:
+            return False
+        self._send_to(streamed, piece)
+        return True
 
     @staticmethod
-    def _fill(pending: Pending, i: Json, reply: Json) -> None:
-        if isinstance(i, int) and 0 <= i < len(pending.slots):
-            try:
-                pending.slots[i] = _as_completed(reply)
-            except HostError as error:
-                pending.future.set_exception(error)
-                return
-        if None not in pending.slots:
-            pending.future.set_result(pending.slots)
+    def _fill(pending: Pending, i: Json, reply: Json) -> bool:
+        slots = pending.slots
+        if not isinstance(i, int) or not 0 <= i < len(slots) or slots[i] is not None:
+            return False
+        slots[i] = replies.completed(reply)
+        if None not in slots:
+            pending.future.set_result(slots)
+        return True
 
     def _hear(self, frame: dict[str, Json]) -> None:
         now = time.monotonic()
         self._said = [at for at in self._said if now - at < 1.0]
         if self._opening.progress is not None and len(self._said) < SAYS:
             self._said.append(now)
-            self._opening.progress(
-                str(frame.get("step", "")), protocol.readable(str(frame["say"]).encode())
+            step, text = (
+                str(frame[name]).encode("utf-8", "backslashreplace") if name in frame else b""
+                for name in ("step", "say")
             )
+            self._opening.progress(protocol.readable(step), protocol.readable(text))
 
     # -- the line -----------------------------------------------------------------------------------
 
@@ -645,6 +744,8 @@ class Conversation:
 
         contact = Contact(self._host.name, start, password_of_run(), self._on_frame, lost)
         await contact.greet(self._connect, within)
+        if contact.lost is not None:
+            raise contact.lost  # with its first words, before anybody could be told
         self._sent = set()
         # A run is taken away once: where somebody takes it away from here, no lost line takes it back.
         purpose = self._purpose.model_copy(update={"take_over": not self._took_over})
@@ -665,9 +766,13 @@ class Conversation:
             await asyncio.sleep(timers.ping)
             contact = self._contact
             if contact is not None:
-                silent = time.monotonic() - contact.heard
+                now = time.monotonic()
+                silent, dripping = now - contact.heard, now - contact.understood
                 if silent > timers.silence:
                     self._lost(_unreachable(self._host.name, f"nothing was heard for {silent:.0f} s"))
+                elif dripping > DRIPS * timers.silence:
+                    why = f"nothing whole was heard for {dripping:.0f} s"
+                    self._lost(_unreachable(self._host.name, why))
                 else:
                     contact.send({"op": "ping", "t": time.monotonic()})
 
@@ -676,6 +781,7 @@ class Conversation:
             return
         if error.failure.kind != "unreachable":
             self._die(error)  # what broke would break again
+            self._go(_hang_up(self._contact))  # and may go on sending until somebody closes the session
             return
         old, self._contact = self._contact, None
         for pending in self._pending.values():
@@ -688,8 +794,7 @@ class Conversation:
 
     async def _come_back(self, old: Contact, error: HostError) -> None:
         """Try to reach the host again, and ask again what was not answered."""
-        with contextlib.suppress(Exception):
-            await old.close()
+        await _hang_up(old)
         timers = self._opening.timers
         until = time.monotonic() + timers.reconnect_within
         for pause in _pauses():
@@ -750,6 +855,11 @@ class Conversation:
         task.add_done_callback(self._tasks.discard)
 
 
+async def _hang_up(contact: Contact) -> None:
+    with contextlib.suppress(Exception):
+        await contact.close()
+
+
 _STREAMING = Call(function="streaming.execute")
 """Names the host module that runs commands, so that it is sent with the first of them."""
 
@@ -775,37 +885,3 @@ async def _limit(seconds: float | None, host: str, what: str) -> Any:
 
 def _unreachable(host: str, why: str) -> HostError:
     return HostError(Failure(kind="unreachable", message=f"{host}: {why}"))
-
-
-def _as_info(reply: Json) -> HostInfo:
-    try:
-        return HostInfo.model_validate(reply)
-    except ValidationError as error:
-        raise _garbled(error) from None
-
-
-def _as_ended(reply: Json) -> Ended:
-    try:
-        return Ended.model_validate(reply)
-    except ValidationError as error:
-        raise _garbled(error) from None
-
-
-def _as_completed(reply: Json) -> Completed:
-    try:
-        return Completed.model_validate(reply)
-    except ValidationError as error:
-        raise _garbled(error) from None
-
-
-def _as_error(host: str, error: Json) -> HostError:
-    said = error if isinstance(error, dict) else {}
-    return host_error(
-        str(said.get("kind")), f"{host}: {said.get('message', 'it failed')}", str(said.get("hint", ""))
-    )
-
-
-def _garbled(error: ValidationError) -> HostError:
-    first = error.errors()[0]
-    message = f"the host answered with what is no answer: {first['loc']}: {first['msg']}"
-    return HostError(Failure(kind="bug", message=message))

@@ -33,6 +33,8 @@ NOISE = 64 * 1024
 CORE = ("api", "records", "lease", "calls", "channel", "loop", "changes", "runner")
 """The host modules that every session sends first."""
 
+NOT_OURS = "look at what answers there instead of sh"
+
 _MINORS = range(20, 7, -1)
 PYTHONS = (
     "/usr/bin/python3",
@@ -78,6 +80,8 @@ class Decoder:
     """Bytes from the host, as they come, to frames. What no runner sends is a HostError."""
 
     def __init__(self) -> None:
+        self.size = 0
+        """Bytes of the frame that came last."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[dict[str, Json]]:
@@ -91,17 +95,22 @@ class Decoder:
                 return
             body = bytes(self._buffer[4 : 4 + size])
             del self._buffer[: 4 + size]
+            self.size = 4 + size
             yield _parse(body)
 
 
 def _parse(body: bytes) -> dict[str, Json]:
     try:
-        frame = json.loads(body)
+        frame = json.loads(body, parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise _garbage("something that is not JSON") from None
     if not isinstance(frame, dict) or not _shallow(frame):
         raise _garbage("JSON that is not a frame")
     return frame
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(name)
 
 
 def _shallow(frame: Json) -> bool:
@@ -120,7 +129,7 @@ def _shallow(frame: Json) -> bool:
 
 def _garbage(what: str) -> HostError:
     message = f"the host sent {what}; no runner of fleetfix does"
-    return HostError(Failure(kind="bug", message=message, hint="look at what answers there instead of sh"))
+    return HostError(Failure(kind="bug", message=message, hint=NOT_OURS))
 
 
 # -- the start command --------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+
+from pydantic import Field, StringConstraints
 
 from fleetfix.commands import Change, Completed, Ended, Execute, Json, Read, Risk, Value
 from fleetfix.errors import Bug, Failure, HostError
@@ -31,6 +33,13 @@ Feed = Callable[[int, int], bytes]
 """Gives at most so many bytes of a command's input, from an offset on; none at its end. Never waits."""
 
 
+RunName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_@=:,+][A-Za-z0-9._@=:,+-]{0,119}$")]
+"""A run as hosts know it. It stands in commands that people copy: nothing in it is a shell's."""
+
+HostTime = Annotated[float, Field(ge=0, lt=2.5e11, allow_inf_nan=False)]
+"""Seconds since the epoch by the host's clock, before the year 9892."""
+
+
 class Claim(Value):
     """A host's note that a run has unfinished business there; it survives reboots.
 
@@ -38,7 +47,7 @@ class Claim(Value):
     session is told the claims of others behind which something is open, and its own run's always.
     """
 
-    run: str
+    run: RunName
     operator: str
     controller: str
     since: str
@@ -51,12 +60,12 @@ class Lease(Value):
     `epoch` counts up at each acquisition on that host: an owner with an older one is refused.
     """
 
-    run: str
+    run: RunName
     operator: str
     controller: str
     reason: str = ""
     since: str
-    expires: float
+    expires: HostTime
     epoch: int
     boot_id: str
     driver: str = ""
@@ -78,7 +87,7 @@ class HostInfo(Value):
     hostname: str
     boot_id: str
     machine_id: str
-    now: float
+    now: HostTime
     home: str
     durable: bool = True
     disabled: str | None = None
@@ -101,7 +110,7 @@ class Past(Value):
     summary: str
     risk: Risk
     state: PastState
-    at: float
+    at: HostTime
     completed: Completed | None = None
     key: str = ""
     job: Literal["", "captures", "stops", "starts"] = ""

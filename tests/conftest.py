@@ -6,11 +6,34 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 
-def pytest_configure() -> None:
-    """A shell has what it starts in the background ignore ^C, and all that starts from there too: a suite
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fuzz",
+        type=int,
+        metavar="N",
+        help="Draw N new examples for each property, not the same few as ever.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have properties drawn alike in every run, unless more are asked for.
+
+    A shell has what it starts in the background ignore ^C, and all that starts from there too: a suite
     that runs so tests signals all the same."""
+    number = config.getoption("fuzz")
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    settings.register_profile(
+        "fleetfix",
+        deadline=None,
+        database=None,
+        derandomize=number is None,
+        max_examples=number or 100,
+        suppress_health_check=slow,
+    )
+    settings.load_profile("fleetfix")
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGQUIT, signal.SIG_DFL),

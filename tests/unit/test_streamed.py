@@ -26,6 +26,19 @@ def test_a_host_that_sends_more_than_was_asked_for_is_cut_off() -> None:
         assert honest.taken(AHEAD) == {"op": "taken", "bytes": AHEAD}
 
 
+async def test_output_that_comes_byte_by_byte_is_kept_as_one_piece_a_stream() -> None:
+    streamed = Streamed(None)
+    for _ in range(3000):
+        streamed.hear("gpu01", frame(1))
+    streamed.hear("gpu01", frame(2, "err"))
+    streamed.hear("gpu01", frame(3))
+    streamed.end()
+    assert [await streamed.next() for _ in range(4)] == [
+        *(("out", b"x" * 3000), ("err", b"xx")),
+        *(("out", b"xxx"), None),
+    ]
+
+
 @pytest.mark.parametrize(
     "bad", [frame(0), frame(1, "in"), {"of": "out", "chunk": "%%"}, {"of": "out", "chunk": ["x"]}]
 )
