@@ -30,7 +30,7 @@ from fleetfix.hostset import HostSet
 from fleetfix.scalars import written
 from fleetfix.spelling import hint_for
 
-Transport = Literal["asyncssh", "local", "scripted"]
+Transport = Literal["asyncssh", "fabric", "local", "scripted"]
 Address = Annotated[str, *like(r"[A-Za-z0-9_\[][^\s'\"`$\\;|&<>]*", "an address: a name or IP")]
 UserName = Annotated[str, *like(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*\$?", "a user name")]
 PythonPath = Annotated[

@@ -268,6 +268,7 @@ Opener = Callable[["Host", Purpose, Opening], Awaitable[Session]]
 
 _OPENERS = {
     "asyncssh": "fleetfix.transports.asyncssh_wire",
+    "fabric": "fleetfix.transports.fabric_wire",
     "local": "fleetfix.transports.local",
     "scripted": "fleetfix.transports.scripted",
 }

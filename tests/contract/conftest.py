@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,3 +34,11 @@ def as_root() -> None:
     """Skip where accounts cannot be made."""
     if os.geteuid() != 0:
         pytest.skip("accounts for this test are made with useradd: run it as root")
+
+
+@pytest.fixture(scope="module")
+def ordinary(as_root: None) -> Iterator[str]:
+    """An account without rights."""
+    name = f"ff{uuid.uuid4().hex[:6]}"
+    with sshd.folder_for_all() as folder, sshd.account(name, "/bin/sh", folder):
+        yield name

@@ -1,4 +1,7 @@
-"""The contract over SSH, against a real OpenSSH server: as root, as an ordinary user, under each shell."""
+"""The contract over SSH, against a real OpenSSH server: as the user who runs it, under each shell.
+
+As a user without rights it is kept over the other wire, in `test_fabric`.
+"""
 
 from __future__ import annotations
 
@@ -46,17 +49,6 @@ class TestSsh(HostContract):
     """Every promise, over SSH, as the user who runs the tests."""
 
 
-class TestSshCommandsAsOrdinaryUser(CommandContract):
-    """The same as a user without rights."""
-
-    @pytest.fixture
-    async def place(self, server: sshd.Server, shared: Path, ordinary: str) -> AsyncIterator[Place]:
-        here = Place(server.host(ordinary), shared)
-        here.disable = lambda text: disable(here.root, text)
-        yield here
-        await here.close()
-
-
 @pytest.fixture
 async def place_on(shared: Path) -> AsyncIterator[PlaceOn]:
     """Make places on hosts; their sessions are closed at the end, whatever happens."""
@@ -71,26 +63,8 @@ async def place_on(shared: Path) -> AsyncIterator[PlaceOn]:
         await one.close()
 
 
-@pytest.fixture(scope="module")
-def ordinary(as_root: None) -> Iterator[str]:
-    name = f"ff{uuid.uuid4().hex[:6]}"
-    with sshd.folder_for_all() as folder, sshd.account(name, "/bin/sh", folder):
-        yield name
-
-
 class TestSshCommands(CommandContract):
     """What a command of the operator's is promised, over SSH."""
-
-
-class TestSshAsOrdinaryUser(HostContract):
-    """Every promise, over SSH to root's sshd, as a user without rights."""
-
-    @pytest.fixture
-    async def place(self, server: sshd.Server, shared: Path, ordinary: str) -> AsyncIterator[Place]:
-        here = Place(server.host(ordinary), shared)
-        here.disable = lambda text: disable(here.root, text)
-        yield here
-        await here.close()
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash", "fish", "tcsh"])

@@ -149,7 +149,7 @@ def test_variables_keep_how_they_were_written(write: Any) -> None:
         ("hosts:\n  a: {python: python3}", "i.yaml:2: python: wanted an absolute path"),
         (
             "hosts:\n  a: {transport: telnet}",
-            "i.yaml:2: transport: wanted 'asyncssh', 'local' or 'scripted'",
+            "i.yaml:2: transport: wanted 'asyncssh', 'fabric', 'local' or 'scripted'",
         ),
         ("hosts:\n  a: {ssh_config: nowhere}", "i.yaml:2: ssh_config: there is no file"),
         ("hosts:\n  a: {key_file: nowhere}", "i.yaml:2: key_file: there is no file"),

@@ -1,0 +1,349 @@
+"""Connections by Fabric, as ssh would make them: configuration, keys, agent, known hosts, jump hosts.
+
+Everything here blocks, and is called in threads. One `Line` is one connection to one host, with what it
+goes through; it may be given up from any thread while another one opens it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import asyncssh
+import fabric
+import paramiko
+from asyncssh.config import SSHClientConfig
+from paramiko.auth_strategy import AuthFailure
+from paramiko.hostkeys import InvalidHostKey
+from paramiko.pkey import UnknownKeyType
+from paramiko.ssh_exception import NoValidConnectionsError
+
+from fleetfix.errors import Failure, FailureKind, HostError
+from fleetfix.transports.fabric_keys import Asking, Identities, Keys, Refused, kinds_known
+from fleetfix.transports.host_keys import HostKeys, Policy
+from fleetfix.transports.ssh_configuration import Place, files, hops_of, settings
+
+if TYPE_CHECKING:
+    from fleetfix.inventory import Host
+
+ATTEMPTS = 5
+"""How often a connection is tried that the server drops before or while it answers: MaxStartups and
+MaxSessions do that to a crowd."""
+KEEPALIVE = 15
+DROPPED = ("banner", "closed", "dropped", "negotiation failed")
+"""Words of paramiko's where a server hung up before it had said who it is."""
+GIVEN_UP = "it was given up"
+DEFAULT_PORT = 22
+
+for _name in ("paramiko", "fabric", "invoke"):
+    # What goes wrong comes as an exception; nothing of theirs is written over a live view.
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+    logging.getLogger(_name).propagate = False
+
+
+class _Dropped(HostError):
+    """A jump host dropped it, as it does in a crowd."""
+
+
+# -- one connection ---------------------------------------------------------------------------------------
+
+
+class Line:
+    """A connection to a host, and the jump hosts it goes through."""
+
+    def __init__(self, host: Host, policy: Policy | None, seconds: float) -> None:
+        self._host = host
+        self._policy: Policy | None = policy
+        self._seconds = seconds
+        self._over = threading.Event()
+        self._chain = _Chain(self._over)
+        self._connection: fabric.Connection | None = None
+
+    def open(self, config: fabric.Config | None = None) -> fabric.Connection:
+        """Connect. Raises HostError; a server that drops is asked again, at random moments."""
+        return self._patiently(lambda: self._connect(config))
+
+    def start(self, command: str) -> paramiko.Channel:
+        """Connect, and run a command. Raises HostError."""
+        return self._patiently(lambda: self._run(command))
+
+    def close(self) -> None:
+        """Hang up, also while another thread is connecting; again it is a no-op. It may take seconds."""
+        self._over.set()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            _hang_up(connection)
+        self._chain.let_go()
+
+    def _patiently(self, work: Any) -> Any:
+        until = time.monotonic() + self._seconds
+        for attempt in range(1, ATTEMPTS + 1):
+            keys = HostKeys(self._policy)
+            self._keys = keys
+            try:
+                made = work()
+                if not self._over.is_set():
+                    return made
+                raise OSError(GIVEN_UP)
+            except Exception as error:
+                self._drop()
+                pause = random.uniform(0.05, 0.3) * 2**attempt
+                late = time.monotonic() + pause > until
+                if attempt == ATTEMPTS or late or self._over.is_set() or not _worth_another(error):
+                    raise self._said(error, keys) from error
+            self._over.wait(pause)
+        raise AssertionError("unreachable")
+
+    def _said(self, error: Exception, keys: HostKeys) -> HostError:
+        if isinstance(error, HostError):
+            return error
+        return HostError(failure_of(error, self._host.name, keys))
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            _hang_up(connection)
+        self._chain.let_go()
+
+    def _connect(self, config: fabric.Config | None) -> fabric.Connection:
+        host = self._host
+        place = Place(host.address, host.port, host.user, host.key_file)
+        said = settings(place, host.ssh_config)
+        gateway: Any = None
+        if hops := hops_of(host.via, said):
+            gateway = self._chain.reach(hops, host.ssh_config, self._policy, self._seconds)
+        elif (command := said.get("ProxyCommand")) and str(command).lower() != "none":
+            gateway = str(command)
+        self._connection = connection = _made(
+            place, host.ssh_config, self._keys, said, self._seconds, gateway, config
+        )
+        if self._over.is_set():
+            raise OSError(GIVEN_UP)
+        _dial(connection)
+        return connection
+
+    def _run(self, command: str) -> paramiko.Channel:
+        connection = self._connect(None)
+        channel = connection.transport.open_session(timeout=self._seconds)
+        channel.exec_command(command)
+        return channel
+
+
+def _dial(connection: fabric.Connection) -> None:
+    connection.open()
+    connection.transport.set_keepalive(KEEPALIVE)
+
+
+def _hang_up(connection: fabric.Connection) -> None:
+    # Whatever state it is in: it may be connecting, and then only its client knows of a transport.
+    with contextlib.suppress(Exception):
+        connection.client.close()
+    with contextlib.suppress(Exception):
+        connection.close()
+
+
+def _worth_another(error: Exception) -> bool:
+    """Whether the server, or a jump host, dropped it as it does in a crowd."""
+    if isinstance(error, _Dropped):
+        return True
+    if isinstance(error, HostError | paramiko.AuthenticationException | paramiko.BadHostKeyException):
+        return False
+    if isinstance(error, paramiko.IncompatiblePeer | TimeoutError):
+        return False
+    dropped = EOFError | ConnectionResetError | BrokenPipeError | paramiko.ChannelException
+    return isinstance(error, dropped) or any(word in str(error).lower() for word in DROPPED)
+
+
+def _made(
+    place: Place,
+    ssh_config: str | None,
+    keys: HostKeys,
+    said: SSHClientConfig,
+    seconds: float,
+    gateway: Any,
+    config: fabric.Config | None = None,
+) -> fabric.Connection:
+    """A connection that is not open yet. All that the configuration says is in it already."""
+    address = str(said.get("Hostname") or place.address)
+    port = int(place.port or said.get("Port") or DEFAULT_PORT)  # type: ignore[call-overload]
+    user = place.user or str(said.get("User") or getpass.getuser())
+    keys.learn(files(ssh_config), place.address, place.port, place.user)
+    name = str(said.get("HostKeyAlias") or address)
+    known = kinds_known(keys, name, port)
+    # What ssh's configuration says is settled here: Fabric is to read none by itself.
+    settled = config or fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)
+    settled.authentication = {"strategy_class": partial(Keys, identities=Identities.of(place, said))}
+    connection = fabric.Connection(
+        address,
+        user=user,
+        port=port,
+        config=settled,
+        gateway=gateway if gateway is not None else False,
+        forward_agent=False,
+        connect_timeout=max(1, round(seconds)),
+        connect_kwargs={
+            "banner_timeout": seconds,
+            "auth_timeout": seconds,
+            "channel_timeout": seconds,
+            "compress": bool(said.get("Compression")),
+            "transport_factory": partial(_transport, known=known),
+        },
+    )
+    connection.client.set_missing_host_key_policy(Asking(keys, name, port))
+    return connection
+
+
+def _transport(sock: Any, disabled_algorithms: Any = None, *, known: frozenset[str]) -> paramiko.Transport:
+    """A transport that asks for a key of a kind that is known of the host, as ssh does."""
+    transport = paramiko.Transport(sock, disabled_algorithms=disabled_algorithms)
+    transport.daemon = True
+    options = transport.get_security_options()
+    liked = [kind for kind in options.key_types if _key_name(kind) in known]
+    options.key_types = [*liked, *(kind for kind in options.key_types if kind not in liked)]
+    return transport
+
+
+def _key_name(kind: str) -> str:
+    return "ssh-rsa" if kind.startswith("rsa-sha2-") else kind
+
+
+# -- jump hosts -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Jump:
+    """A connection to a jump host, which serves every host behind it while there is one."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    connection: fabric.Connection | None = None
+    users: int = 0
+
+
+_jumps: dict[tuple[str, str | None], _Jump] = {}
+_jumps_lock = threading.Lock()
+
+
+class _Chain:
+    """The jump hosts on the way to one host, the nearest first; held until `let_go`."""
+
+    def __init__(self, over: threading.Event) -> None:
+        self._over = over
+        self._held: list[_Jump] = []
+
+    def reach(
+        self, hops: list[str], ssh_config: str | None, policy: Policy | None, seconds: float
+    ) -> fabric.Connection:
+        """Connect to the jump hosts, each of them once for all hosts behind it. Raises HostError."""
+        last: fabric.Connection | None = None
+        until = time.monotonic() + seconds
+        for number, hop in enumerate(hops, start=1):
+            with _jumps_lock:
+                jump = _jumps.setdefault((",".join(hops[:number]), ssh_config), _Jump())
+            if not jump.lock.acquire(timeout=max(until - time.monotonic(), 0)):
+                raise TimeoutError(f"jump host {hop}: no answer within {seconds:.0f} s")
+            try:
+                if self._over.is_set():
+                    raise OSError(GIVEN_UP)
+                if jump.connection is None or not jump.connection.is_connected:
+                    jump.connection = _hop(hop, ssh_config, policy, until - time.monotonic(), last)
+                jump.users += 1
+                self._held.append(jump)
+                last = jump.connection
+            finally:
+                jump.lock.release()
+        assert last is not None
+        return last
+
+    def let_go(self) -> None:
+        """Hang up the connections that nobody needs any more, the farthest first."""
+        while True:
+            try:
+                jump = self._held.pop()
+            except IndexError:
+                return
+            with jump.lock:
+                jump.users -= 1
+                connection = jump.connection if jump.users == 0 else None
+                if connection is not None:
+                    jump.connection = None
+            if connection is not None:
+                _hang_up(connection)
+
+
+def _hop(
+    hop: str, ssh_config: str | None, policy: Policy | None, seconds: float, last: fabric.Connection | None
+) -> fabric.Connection:
+    keys = HostKeys(policy)
+    connection = None
+    try:
+        place = Place.parse(hop)
+        said = settings(place, ssh_config)
+        connection = _made(place, ssh_config, keys, said, max(seconds, 1.0), last)
+        _dial(connection)
+    except Exception as error:
+        if connection is not None:
+            _hang_up(connection)
+        kind = _Dropped if _worth_another(error) else HostError
+        raise kind(failure_of(error, f"jump host {hop}", keys)) from error
+    return connection
+
+
+# -- failures ---------------------------------------------------------------------------------------------
+
+_KINDS: tuple[tuple[type[BaseException], FailureKind, str], ...] = (
+    (Refused, "host_key", "compare its key with what you know of it"),
+    (paramiko.BadHostKeyException, "host_key", "compare its key with what you know of it"),
+    (InvalidHostKey, "host_key", "mend your known_hosts file"),
+    (paramiko.PasswordRequiredException, "auth", "add the key to your ssh agent"),
+    (AuthFailure, "auth", "see which keys `ssh -v` offers there"),
+    (paramiko.AuthenticationException, "auth", "see which keys `ssh -v` offers there"),
+    (UnknownKeyType, "auth", "look at the key files that your ssh configuration names"),
+    (paramiko.ConfigParseError, "unreachable", "mend your ssh configuration"),
+    (asyncssh.ConfigParseError, "unreachable", "mend your ssh configuration"),
+)
+
+
+def failure_of(error: BaseException, host: str, keys: HostKeys | None = None) -> Failure:
+    """The failure class of what paramiko, Fabric, or the system below them, raised."""
+    before = f"{host}: " if host else ""
+    if keys is not None and keys.complaint:
+        return Failure(kind="host_key", message=before + keys.complaint, hint=keys.hint)
+    for kind_of_error, kind, hint in _KINDS:
+        if isinstance(error, kind_of_error):
+            return Failure(kind=kind, message=before + _words(error), hint=hint)
+    return Failure(kind="unreachable", message=before + _words(error))
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, AuthFailure):
+        return _of_keys(error)
+    if isinstance(error, NoValidConnectionsError):
+        return ", ".join(dict.fromkeys(_words(one) for one in error.errors.values()))
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = " ".join(str(error).split())
+    return text or _SAID.get(type(error), type(error).__name__)
+
+
+_SAID: dict[type[BaseException], str] = {
+    EOFError: "the connection was closed",
+    TimeoutError: "timed out",
+    Refused: "its key was refused",
+}
+
+
+def _of_keys(error: AuthFailure) -> str:
+    tried = list(error.result)
+    if not tried:
+        return "there is no key to log in with"
+    last = tried[-1].result
+    if not isinstance(last, paramiko.AuthenticationException):
+        return f"it did not say whether it takes the key: {_words(last)}"
+    return f"it refused the {'one key' if len(tried) == 1 else f'{len(tried)} keys'} that it was offered"

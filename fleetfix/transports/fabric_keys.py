@@ -1,0 +1,158 @@
+"""Keys of both ends of a connection by paramiko: whether the host's is known, which of ours are offered."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import paramiko
+from asyncssh.config import SSHClientConfig
+from paramiko.auth_strategy import AuthStrategy, InMemoryPrivateKey
+
+from fleetfix.transports.host_keys import HostKeys
+from fleetfix.transports.ssh_configuration import Place
+
+KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+"""What ssh looks for in ~/.ssh where no configuration names a key; as far as paramiko can use it."""
+
+
+class Refused(Exception):
+    """The host's key was refused; the `HostKeys` that did it know why."""
+
+
+# -- keys of hosts ----------------------------------------------------------------------------------------
+
+
+def kinds_known(keys: HostKeys, name: str, port: int) -> frozenset[str]:
+    """The kinds of the keys that are known of a host, as `ssh-ed25519`."""
+    trusted, _, revoked, *_ = keys.match(name, "", port)
+    return frozenset(key.get_algorithm() for key in trusted if key not in revoked)
+
+
+class Asking(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
+    """Decides about every key that a host shows: paramiko is told of none that is known.
+
+    Its own book of them knows neither revoked ones nor several of one kind.
+    """
+
+    def __init__(self, keys: HostKeys, name: str, port: int) -> None:
+        self._keys = keys
+        self._name = name
+        self._port = port
+
+    def missing_host_key(self, client: Any, hostname: str, key: paramiko.PKey) -> None:
+        del client, hostname
+        shown = asyncssh.import_public_key(f"{key.get_name()} {key.get_base64()}")
+        trusted, authorities, revoked, *_ = self._keys.match(self._name, "", self._port)
+        if shown in revoked:
+            self._keys.complaint = f"its key {shown.get_fingerprint()} is marked as revoked"
+            self._keys.hint = "look at who answers there"
+            raise Refused
+        if authorities and not trusted:
+            self._keys.complaint = "it is known by a certificate authority, which paramiko cannot check"
+            self._keys.hint = "use `transport: asyncssh` for it"
+            raise Refused
+        if shown not in trusted and not self._keys.accept(self._name, self._port, shown):
+            raise Refused
+
+
+# -- keys of ours -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Identities:
+    """Which keys of the operator's may be offered."""
+
+    files: tuple[str, ...]
+    certificates: tuple[str, ...]
+    only: bool
+    """No key but these, also of the agent."""
+    agent: bool
+
+    @classmethod
+    def of(cls, place: Place, said: SSHClientConfig) -> Identities:
+        listed = said.get("IdentityFile")  # an empty list where it says `none`
+        named = (
+            [str(one) for one in listed]
+            if isinstance(listed, list)
+            else [f"~/.ssh/{name}" for name in KEYS]
+        )
+        files = [place.key_file] if place.key_file else named
+        certificates = said.get("CertificateFile")
+        return cls(
+            tuple(map(_home, files)),
+            tuple(_home(str(one)) for one in (certificates if isinstance(certificates, list) else [])),
+            only=bool(said.get("IdentitiesOnly")) or place.key_file is not None,
+            agent=said.get("IdentityAgent", "") is not None,
+        )
+
+
+def _home(path: str) -> str:
+    return str(Path(path).expanduser())
+
+
+class Keys(AuthStrategy):  # type: ignore[misc]
+    """Offers keys in ssh's order: those of the files, then the agent's. Nothing is prompted for."""
+
+    def __init__(
+        self, *, identities: Identities, ssh_config: Any, fabric_config: Any, username: str
+    ) -> None:
+        del fabric_config
+        super().__init__(ssh_config=ssh_config)
+        self._identities = identities
+        self._user = username
+
+    def authenticate(self, transport: paramiko.Transport) -> Any:
+        agent = paramiko.Agent() if self._identities.agent else None
+        self._agents: list[Any] = list(agent.get_keys()) if agent is not None else []
+        try:
+            return super().authenticate(transport)
+        finally:
+            if agent is not None:
+                agent.close()
+
+    def get_sources(self) -> Iterator[InMemoryPrivateKey]:
+        offered: set[bytes] = set()
+        for key in self._in_order():
+            if key.asbytes() not in offered:
+                offered.add(key.asbytes())
+                yield InMemoryPrivateKey(self._user, key)
+
+    def _in_order(self) -> Iterator[paramiko.PKey]:
+        for path in self._identities.files:
+            public = _public_half(path)
+            kept = next((key for key in self._agents if key.asbytes() == public), None)
+            key = kept if kept is not None else _loaded(path)
+            if key is not None:
+                yield from self._certified(path, key)
+                yield key
+        if not self._identities.only:
+            yield from self._agents
+
+    def _certified(self, path: str, key: paramiko.PKey) -> Iterator[paramiko.PKey]:
+        """The key with each certificate of ours that is for it."""
+        for file in (*self._identities.certificates, f"{path}-cert.pub"):
+            if os.path.exists(file) and (own := _loaded(path)) is not None:
+                with contextlib.suppress(Exception):
+                    own.load_certificate(file)
+                    yield own
+
+
+def _public_half(path: str) -> bytes | None:
+    with contextlib.suppress(OSError, asyncssh.KeyImportError):
+        file = path if path.endswith(".pub") else f"{path}.pub"
+        return asyncssh.read_public_key(file).public_data
+    return None
+
+
+def _loaded(path: str) -> paramiko.PKey | None:
+    """A key of a file; None where there is none, or it has a passphrase and is the agent's to use."""
+    try:
+        return paramiko.PKey.from_path(path)
+    except Exception:  # noqa: BLE001 - as ssh does, one that cannot be read is passed over
+        return None
