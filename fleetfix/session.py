@@ -55,7 +55,8 @@ class Claim(Value):
 
 
 class Lease(Value):
-    """Who may write to the host now. `expires` is in seconds since the epoch by the host's clock.
+    """Who may write to the host now; a host tells only of one that counts. `expires` is in seconds since
+    the epoch by the host's clock, and may be over: while who has it lives, it counts.
 
     `epoch` counts up at each acquisition on that host: an owner with an older one is refused.
     """
@@ -317,7 +318,7 @@ def at_work_elsewhere(info: HostInfo, purpose: Purpose) -> Failure | None:
     return held_by(lease, f"fleetfix stop {lease.run} there; --take-over takes the run away from it")
 
 
-def held_by(lease: Lease, hint: str) -> Failure:
+def held_by(lease: Lease, hint: str = "wait until it has ended, or say --lock-wait 10m") -> Failure:
     """Who writes to the host, since when and why."""
     who = (
         f"run {lease.run} of {lease.operator} on {lease.controller} writes to this host since {lease.since}"

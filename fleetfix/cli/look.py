@@ -154,7 +154,7 @@ class Show:
 def _left_there(info: HostInfo, host: str) -> list[Condition]:
     """What fleetfix itself has on a host: unfinished runs, one that writes now, the kill switch."""
     found = []
-    writing = info.lease.run if info.lease is not None and info.lease.expires > info.now else None
+    writing = info.lease.run if info.lease is not None else None
     for claim in info.claims:
         if claim.run == writing:
             continue  # it is at work: nothing is left there yet

@@ -97,6 +97,8 @@ class Ends:
     def lost(self, failure: Failure) -> None:
         """The session broke and did not come back while the host was being mended."""
         visit = self.visit
+        if failure.kind == "lease_held":
+            return self._taken_over(failure)
         first = visit.state.first_failure or failure
         by_controller = visit.context.network.lost
         visit.context.recorder.record(
@@ -108,6 +110,10 @@ class Ends:
             return self.finish("failed" if visit.acquired else "unreachable", failure.message, first)
         visit.context.recorder.record(RollbackFinished(host=visit.host.name, result="rollback_pending"))
         return self.finish("rollback_pending", failure.message, first)
+
+    def _taken_over(self, failure: Failure) -> None:
+        """Another controller goes on with the host: how it ends there is for that one to say."""
+        self.finish("busy", failure.message, failure)
 
     async def cancelled(self) -> None:
         """End what runs on the host, and say what is left open there."""
@@ -129,7 +135,7 @@ class Ends:
 
     def not_begun(self, failure: Failure, step: str) -> None:
         """The survey found why nothing may be done; what the run had done here before stays as it is."""
-        if self.visit.state.changes:
+        if self.visit.state.changes and failure.kind != "lease_held":
             return self.finish("failed", failure.message, failure, step)
         return self.finish(outcome_of("plan", failure.kind), failure.message, failure, step)
 
@@ -143,7 +149,9 @@ class Ends:
         if not self.visit.is_open:
             return
         state, outcome = self.visit.state, outcome_of(phase, failure.kind)
-        if state.going_back:
+        if failure.kind == "lease_held":
+            outcome = "busy"  # whoever has the host knows better than this journal what is open there
+        elif state.going_back:
             outcome = "rollback_pending"
         elif state.changes:
             outcome = "failed"

@@ -150,6 +150,9 @@ async def _roll_back_host(
         recorder.record(went.finished(host.name))
         _finish_rollback(host, recorder, went.outcome, went.failure)
     except HostError as error:
+        if error.failure.kind == "lease_held":
+            _finish_rollback(host, recorder, "busy", error.failure)
+            return False
         lost = error.failure.kind in NO_WAY_IN | {"timed_out"}
         _finish_rollback(host, recorder, "rollback_pending" if lost else "rollback_failed", error.failure)
         return not lost

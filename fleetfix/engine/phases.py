@@ -203,8 +203,8 @@ class StepRun:
             async with self.context.slots.given_back() if change.waits else nullcontext():
                 return await self.line.session.change(id, self.step.id, change)
         except HostError as error:
-            if error.failure.kind in NO_WAY_IN:
-                raise
+            if error.failure.kind in NO_WAY_IN | {"lease_held"}:
+                raise  # also where another controller has taken over: nothing more is to be done from here
             return Completed(exit=None, failure=error.failure)
 
     async def _verify(self, action: AnyAction, plan: Plan) -> StepEnd:

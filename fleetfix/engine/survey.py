@@ -15,7 +15,7 @@ from fleetfix.errors import Failure, HostError
 from fleetfix.events import HostPlanned, StepPlanned
 from fleetfix.playbook import Step
 from fleetfix.saved_plan import difference
-from fleetfix.session import HostInfo, Purpose, at_work_elsewhere, unfinished_hint
+from fleetfix.session import HostInfo, Purpose, at_work_elsewhere, held_by, unfinished_hint
 
 
 async def survey(visit: Visit, ends: Ends) -> None:
@@ -111,9 +111,8 @@ def refuse_where_taken(info: HostInfo, purpose: Purpose, host: str) -> None:
     lease, run = info.lease, purpose.run
     if (failure := at_work_elsewhere(info, purpose)) is not None:
         raise HostError(failure)
-    if lease is not None and lease.run != run and lease.expires > info.now:
-        message = f"run {lease.run} of {lease.operator} on {lease.controller} writes here now"
-        raise HostError(Failure(kind="lease_held", message=message, hint="wait until it has ended"))
+    if lease is not None and lease.run != run:
+        raise HostError(held_by(lease))
     for claim in info.claims:
         if claim.run != run:
             what = "; ".join(claim.open) or "work left open"

@@ -11,14 +11,14 @@ import os
 import time
 
 from fleetfix.remote import calls
-from fleetfix.remote.api import Refusal, write_durably
+from fleetfix.remote.api import Refusal, alive, write_durably
 from fleetfix.remote.loop import GRACE, SOON
 from fleetfix.remote.records import (
     Records,
     checked_name,
     file_of,
     fresh_lock,
-    holder,
+    holders,
     is_ok,
     shortened,
     sign_lock,
@@ -59,18 +59,57 @@ def refuse_where_disabled(runner):
 def _own(runner, beside_claims=False):
     """Hold lease and claim, and be sure that no newer session does."""
     if runner.lease.epoch is not None:
+        _survive_removal(runner)
         runner.lease.check()
         return
     runner.lease.refuse_others()
     if not beside_claims:
         runner.claims.refuse_others(runner.run)
+    _settle_in(runner)
+
+
+def _settle_in(runner):
+    """Prepare the records of this run; take lease and claim."""
     runner.home = runner.places.prepare(runner.run)
     runner.records = Records(runner.home, runner.run)
     runner.records.prepare()
     if not runner.records.is_full():
         runner.records.keep_ballast()
     runner.lease.take(runner.home)
+    log = runner.records.log
+    log.refresh()
+    if log.is_blank:
+        names = ("playbook", "operator", "controller", "reason")
+        log.append("opened", run=runner.run, **{name: runner.purpose[name] for name in names})
     runner.claims.take(runner.home, runner.purpose)
+
+
+def _survive_removal(runner):
+    """Begin anew where somebody has removed the records of this host from under this session.
+
+    What the run had done by then is not known there any more: that is written down and told.
+    """
+    log = runner.records.log
+    log.refresh()
+    lost = log.lost
+    if runner.lease.is_gone() or not os.path.isdir(runner.records.folder) or log.is_blank:
+        runner.lease.refuse_others()
+        _settle_in(runner)
+        if lost:
+            runner.records.log.append("lost", summaries=lost[:100])
+            runner.records.log.refresh()
+
+
+def _refuse_where_lost(runner):
+    """Raise where changes of this run were made here of which the records are gone."""
+    lost = runner.records.log.lost
+    if lost:
+        text = "the records of run %s were removed here while it was at work: nothing undoes any more: %s"
+        raise Refusal(
+            "in_doubt",
+            text % (runner.run, "; ".join(lost[:5])),
+            "look at the host; then fleetfix release %s" % runner.run,
+        )
 
 
 # -- a change ---------------------------------------------------------------------------------------
@@ -87,6 +126,7 @@ def change(runner, frame):
             return (yield from _again(runner, runner.records.log.entries[id], digest_of(wanted)))
         refuse_where_disabled(runner)
         _own(runner)
+        _refuse_where_lost(runner)
         # While this waited, a newer session may have taken over and made the very change.
         if not (yield from _quiet(runner, None)):
             break
@@ -105,6 +145,7 @@ def change(runner, frame):
                 epoch=runner.lease.epoch,
                 change=kept,
             )
+        log.refresh()  # known from here on, whatever becomes of the file
         work = _doing(runner, id, frame["step"], wanted["do"], functions, "done", lock)
         answer = yield runner.fork("change", frame["step"], work)
         return _done(log, id, answer)
@@ -129,6 +170,7 @@ def _again(runner, entry, digest):
     if entry.digest != digest:
         raise Refusal("bug", "the id %s was used for another change: nothing was done" % entry.id)
     yield from _settled(runner, entry)
+    yield from _end_overdue(runner, entry)
     return {"exit": None, "in_doubt": True} if entry.done is None else entry.done
 
 
@@ -152,7 +194,20 @@ def _quiet(runner, but):
     for entry in list(runner.records.log.entries.values()):
         if entry.id != but:
             waited = (yield from _settled(runner, entry)) or waited
+            yield from _end_overdue(runner, entry)
     return waited
+
+
+def _end_overdue(runner, entry):
+    """End what an earlier session began and what had more than its time, such as one that was stopped."""
+    if runner.records.running(entry) is None:
+        return
+    named = yield from _end_running(runner, entry)
+    runner.records.log.refresh()
+    if runner.records.running(entry) is not None:
+        text = "this still runs here and cannot be ended: %s (%s)"
+        summary = entry.change["summary"]
+        raise Refusal("hung", text % (summary, ", ".join(named) or "by a process that cannot be seen"))
 
 
 def _doing(runner, id, step, todo, functions, way, lock):
@@ -184,7 +239,9 @@ def _kind(way, answer):
 def _done(log, id, answer):
     """The answer of a change's child; what the child could not record is recorded here."""
     log.refresh()
-    entry = log.entries[id]
+    entry = log.entries.get(id)
+    if entry is None:
+        return {"exit": None, "in_doubt": True, "stderr": "the records of fleetfix here were removed\n"}
     if entry.done is not None:
         return entry.done
     if "died" in answer:
@@ -205,6 +262,7 @@ def undo(runner, frame):
     runner.records.log.refresh()
     entry = runner.records.log.entries.get(id)
     if entry is None:
+        _refuse_where_lost(runner)
         raise Refusal("bug", "nothing is recorded on this host under %s" % id)
     if entry.undone is None and os.path.exists(runner.records.note(COMMITTED)):
         text = "run %s was committed here: nothing is kept to undo it with" % runner.run
@@ -213,7 +271,7 @@ def undo(runner, frame):
         _own(runner)
         entry = runner.records.entry(id)
         yield from _settled(runner, entry)
-        yield from _end_running(runner, entry)
+        yield from _end_overdue(runner, entry)
         yield from _quiet(runner, id)
         _own(runner)
         entry = runner.records.entry(id)
@@ -254,7 +312,7 @@ def _undone(log, id, answer):
     if "died" in answer:
         answer = calls.failed("command", "the undo %s" % answer["died"])
     log.refresh()
-    if log.entries[id].undoing:
+    if id in log.entries and log.entries[id].undoing:
         log.append(_kind("undone", answer), id=id, completed=answer)
         log.refresh()
     return answer
@@ -263,12 +321,13 @@ def _undone(log, id, answer):
 def _end_running(runner, entry):
     """End what still runs of a change of a lost session; answer with what cannot be ended."""
     lock = runner.records.running(entry)
-    found = None if lock is None else holder(lock)
-    if found is None:
+    found = [] if lock is None else holders(lock)
+    if not found:
         return []
 
     def kill(tell):
-        tell({"done": {"value": calls.end_all_of(found[0], GRACE)}})
+        living = [pid for pid, start in found if alive(pid, start)]
+        tell({"done": {"value": [left for pid in living for left in calls.end_all_of(pid, GRACE)]}})
 
     answer = yield runner.fork("kill", entry.step, kill)
     return answer.get("value") or []
@@ -304,7 +363,8 @@ def note(runner, frame):
 def end(runner, frame):
     """Commit where asked, record how the run ended here, and let go of the lease and of the claim."""
     _wet(runner)
-    if not os.path.isdir(runner.records.folder):
+    runner.records.log.refresh()
+    if not os.path.isdir(runner.records.folder) and not runner.records.log.lost:
         return  # this run has written nothing here
     _own(runner)
     yield from _quiet(runner, None)
@@ -344,7 +404,7 @@ def _refuse_unsettled(runner):
     """Raise where something is open that only going on, or going back, can settle."""
     entries = runner.records.log.entries.values()
     states = [(runner.records.state(entry), entry.change) for entry in entries]
-    open_ = [
+    open_ = ["in_doubt: %s" % summary for summary in runner.records.log.lost] + [
         "%s: %s" % (state, change["summary"])
         for state, change in states
         if state in ("begun", "in_doubt", "undo_failed")

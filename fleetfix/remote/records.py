@@ -13,7 +13,7 @@ import os
 import re
 import time
 
-from fleetfix.remote.api import Refusal, alive, no_space, stat_of
+from fleetfix.remote.api import Refusal, alive, all_processes, no_space, stat_of
 
 VERSION = 1
 RESERVED = 256 * 1024  # bytes kept free for the record of how a change ended
@@ -21,6 +21,16 @@ LONGEST = 240 * 1024  # … and the longest such record
 NAME = re.compile(r"[A-Za-z0-9_@=:,+][A-Za-z0-9._@=:,+-]*\Z")
 BALLAST = 1024 * 1024  # bytes that are freed when the disk is full and something has to be undone
 KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+
+
+def load(path):
+    """The JSON object in a file, or None where there is none, or a torn one."""
+    try:
+        with open(path, "rb") as file:
+            found = json.loads(file.read())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def checked_name(name, what):
@@ -127,9 +137,16 @@ class Records:
         return self.log.entries[id]
 
     def open_business(self):
-        """What this run has begun here and neither undone nor committed, in words."""
+        """What this run has begun here and neither undone nor committed, in words.
+
+        Whoever takes a host opens its log first: where nothing can be read of that, it was removed or torn.
+        """
         self.log.refresh()
-        return [
+        if self.log.is_blank:
+            return [
+                "its records are gone or torn: what it had begun is not known any more (%s)" % self.folder
+            ]
+        return ["in_doubt: %s" % summary for summary in self.log.lost] + [
             "%s: %s" % (self.state(entry), entry.change["summary"])
             for entry in self.log.entries.values()
             if entry.undone is None and not entry.committed
@@ -171,26 +188,42 @@ class Entry:
 
 
 class Log:
-    """host.jsonl, read as far as it is written."""
+    """host.jsonl, read as far as it is written.
+
+    `lost` holds summaries of changes whose records were removed while the run was at work here: nothing
+    is known of them any more.
+    """
 
     def __init__(self, path):
         self.path = path
         self.entries = {}
         self.ended = None
+        self.lost = []
+        self.is_blank = True
         self._offset = 0
 
     def refresh(self):
         """Take in what was written since the last time, by whichever process."""
         try:
             with open(self.path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._forget()
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
+            self._forget()
             return
         whole = data.rfind(b"\n") + 1
         self._offset += whole
         for line in data[:whole].splitlines():
             self._take(line)
+
+    def _forget(self):
+        """The file is another one, or gone: what was read from it can be relied on no more."""
+        self.lost += [entry.change["summary"] for entry in self.entries.values() if entry.undone is None]
+        self.entries.clear()
+        self.is_blank = True
+        self._offset = 0
 
     def modules(self):
         """The host modules whose functions undo or commit a change."""
@@ -201,7 +234,10 @@ class Log:
         try:
             record = json.loads(line)
             kind = record["kind"]
-            if kind == "begun":
+            self.is_blank = False
+            if kind == "lost":
+                self.lost = [str(summary) for summary in record["summaries"]]
+            elif kind == "begun":
                 self.entries.setdefault(record["id"], Entry(record))
             elif kind == "ended":
                 self.ended = record["outcome"]
@@ -263,6 +299,7 @@ def fresh_lock(path):
     temporary = "%s.%d.tmp" % (path, os.getpid())
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
+    sign_lock(fd)  # until the process that it is for has begun, this one stands for it
     os.rename(temporary, path)
     return fd
 
@@ -281,6 +318,33 @@ def holder(path):
     except (OSError, ValueError):
         return None
     return (pid, start) if alive(pid, start) else None
+
+
+def holders(path):
+    """[(pid, start)] of the living processes behind a lock, but this one: the one that signed it, and each
+    that has it open. A command that lost the process which began it is among those."""
+    found = {pid: start for pid, start in [holder(path) or (0, 0)] if pid}
+    for pid, (state, _, start) in all_processes().items():
+        if state not in "ZX" and _has_open(pid, path):
+            found[pid] = start
+    found.pop(os.getpid(), None)
+    return sorted(found.items())
+
+
+def _has_open(pid, path):
+    """Whether a process has this file open; asked by name, for to look at files may hang."""
+    folder = "/proc/%d/fd/" % pid
+    try:
+        return any(_target(folder + name) == path for name in os.listdir(folder))
+    except OSError:
+        return False  # gone, or another user's
+
+
+def _target(link):
+    try:
+        return os.readlink(link)
+    except OSError:
+        return None
 
 
 def held(path):

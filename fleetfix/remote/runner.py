@@ -18,8 +18,10 @@ import zlib
 from fleetfix.remote import calls, changes
 from fleetfix.remote.api import PATH, Context, Refusal, no_space, user_environment, user_name
 from fleetfix.remote.channel import Channel, Lost
-from fleetfix.remote.lease import Claims, Lease, Places, boot_id, is_at_work, machine_id
+from fleetfix.remote.claims import Claims
+from fleetfix.remote.lease import Lease, boot_id, machine_id, told
 from fleetfix.remote.loop import SOON, Loop
+from fleetfix.remote.places import Places
 from fleetfix.remote.records import Records, checked_name
 
 FULL = 4 * 1024 * 1024  # bytes waiting to be sent at which no further read is begun
@@ -209,10 +211,6 @@ class Runner(Loop):
         """What this host is, and what fleetfix has here."""
         uid = os.geteuid()
         lease = self.lease.current()
-        names = ("run", "operator", "controller", "reason", "since", "expires", "epoch", "boot_id")
-        told = lease and {name: lease[name] for name in names}
-        if told:
-            told.update(driver=lease.get("driver", ""), at_work=is_at_work(lease))
         return {
             "python": "%d.%d.%d" % sys.version_info[:3],
             "uid": uid,
@@ -225,7 +223,7 @@ class Runner(Loop):
             "durable": self.places.durable(self.home),
             "disabled": self.places.disabled(),
             "claims": self.claims.told_to(self.run),
-            "lease": told,
+            "lease": lease and told(lease),
             "holds_due": holds_due(self.home),
         }
 

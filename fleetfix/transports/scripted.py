@@ -344,6 +344,11 @@ class ScriptedHost:
         """A run's changes in the log, oldest first."""
         return [one for one in self.log.values() if one.id.startswith(run + "/")]
 
+    @property
+    def current_lease(self) -> Lease | None:
+        """The lease that counts now; None where there is none, or its time is over."""
+        return self.lease if self.lease is not None and self.lease.expires > self.clock else None
+
     def grant(self, purpose: Purpose) -> Lease:
         """Hand out the lease with the next epoch."""
         self._epoch += 1

@@ -58,7 +58,7 @@ class ScriptedSession:
             home="/var/lib/fleetfix",
             disabled=host.disabled,
             claims=tuple(host.claims_told_to(self._purpose.run)),
-            lease=host.lease,
+            lease=host.current_lease,
         )
 
     async def read(self, step: str, reads: Sequence[Read]) -> tuple[Completed, ...]:
@@ -224,8 +224,8 @@ class ScriptedSession:
                 message = "a newer session has taken over on this host"
                 self._fail("lease_held", message, "let that one finish")
             return
-        if host.lease is not None and host.lease.run != run and host.lease.expires > host.clock:
-            raise HostError(held_by(host.lease, "wait until it has ended"))
+        if host.current_lease is not None and host.current_lease.run != run:
+            raise HostError(held_by(host.current_lease))
         if (failure := at_work_elsewhere(self.info, self._purpose)) is not None:
             raise HostError(failure)
         for claim in host.claims.values():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -454,6 +455,85 @@ class HostContract(SessionPromises):
         assert (await again.undo("r1/s/1/0")).ok
         assert place.lines("undone") == ["r2", "r1"]
 
+    async def test_who_was_stopped_and_wakes_up_after_another_took_over_changes_nothing(
+        self, place: Place
+    ) -> None:
+        first = await place.open(timers=NO_RETURN)
+        await first.acquire()
+        runner = await runner_of(first)
+        os.kill(runner, signal.SIGSTOP)
+        late = asyncio.ensure_future(
+            first.change(ONE, "s", change(call("append", path=place.path("f"), text="late")))
+        )
+        second = await place.open()
+        await second.change(TWO, "s", change(call("append", path=place.path("f"), text="new")))
+        os.kill(runner, signal.SIGCONT)
+        with pytest.raises(HostError) as refused:
+            await late
+        assert refused.value.failure.kind == "lease_held"
+        assert place.lines("f") == ["new"]
+
+    async def test_the_refused_one_leaves_no_trace_on_the_host(self, place: Place) -> None:
+        first = await place.open("r1")
+        undo = (call("remove", path=place.path("f")),)
+        await first.change(ONE, "s", change(call("append", path=place.path("f")), undo=undo))
+        before = _files_below(place.root)
+        second = await place.open("r2")
+        for write in (
+            second.acquire(),
+            second.note("bound", {}),
+            second.change("r2/s/1/0", "s", change(call("append", path=place.path("f")))),
+        ):
+            with pytest.raises(HostError):
+                await write
+        for nothing in (
+            second.end("busy", keep_claim=True, commit=True),
+            second.release(),
+            second.commit(),
+        ):
+            await nothing
+        await second.close()
+        third = await place.open("r3")
+        await third.close()
+        assert _files_below(place.root) == before
+        await first.undo(ONE)  # and the winner has lost nothing
+
+    async def test_records_that_are_removed_between_steps_are_made_anew_and_their_loss_is_told(
+        self, place: Place
+    ) -> None:
+        session = await place.open()
+        await session.acquire()
+        shutil.rmtree(place.home)
+        await session.change(ONE, "s", change(call("append", path=place.path("f"))))
+        shutil.rmtree(place.home)
+        with pytest.raises(HostError) as told:
+            await session.change(TWO, "s", change(call("append", path=place.path("f"))))
+        assert told.value.failure.kind == "in_doubt"
+        assert "change a file" in told.value.failure.message
+        with pytest.raises(HostError) as told:
+            await session.undo(ONE)
+        assert told.value.failure.kind == "in_doubt"
+        assert await session.past() == ()
+        await session.end("in_doubt", keep_claim=True, commit=False)
+        assert place.lines("f") == ["x"]
+        other = await place.open("r2")
+        with pytest.raises(HostError, match="change a file") as refused:
+            await other.acquire()
+        assert refused.value.failure.kind == "unfinished"
+        await session.release()
+        await other.acquire()
+
+    async def test_a_removal_while_a_change_runs_is_survived(self, place: Place) -> None:
+        session = await place.open()
+        async with place.slow_change(session) as slow:
+            shutil.rmtree(place.home)
+            slow.let_go()
+            assert slow.task is not None
+            assert (await slow.task).in_doubt
+        with pytest.raises(HostError) as told:
+            await session.undo(ONE)
+        assert told.value.failure.kind == "in_doubt", told.value.failure
+
     async def test_two_sessions_that_wait_to_make_the_same_change_make_it_once(self, place: Place) -> None:
         first = await place.open()
         slow = change(
@@ -836,6 +916,15 @@ class HostContract(SessionPromises):
         with pytest.raises(HostError) as closed:
             await session.read("s", [read("echo")])
         assert closed.value.failure.kind == "unreachable"
+
+
+def _files_below(root: Path) -> dict[str, bytes]:
+    """Every file, but the lease's own, which its owner renews."""
+    return {
+        str(path): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and not path.name.startswith(("lease.", "fleetfix.lease"))
+    }
 
 
 def _is_zombie(pid: int) -> bool:

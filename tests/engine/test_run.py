@@ -327,6 +327,28 @@ async def test_a_lease_taken_between_plan_and_turn_makes_the_host_busy() -> None
     assert host.runs("do") == []
 
 
+@pytest.mark.parametrize("at", ["a", "b"])
+async def test_a_host_that_another_controller_has_taken_over_is_busy_however_much_was_changed(
+    at: str,
+) -> None:
+    host = toy_host(a=False, b=False)
+    other = request(("gpu01",), SWITCHES).purpose().model_copy(update={"controller": "elsewhere"})
+
+    def turn(args: dict[str, object], world: dict[str, object]) -> None:
+        world[str(args["name"])] = args["to"]
+        if args["name"] == at:
+            host.grant(other)
+
+    host.on("toy.set", turn)
+    state, shelf = await play(Fleet({"gpu01": host}), SWITCHES[:2])
+    assert outcomes(state) == {"gpu01": "busy"}
+    assert "taken over" in state.hosts["gpu01"].finished.reason
+    assert host.runs("do") == ["toy.set"] * (1 if at == "a" else 2), "nothing was done after that"
+    assert host.lease is not None
+    assert host.lease.controller == "elsewhere", "and nothing was taken back"
+    assert shelf.of("host_lost") == [], "which counts as lost for nobody's breaker"
+
+
 async def test_a_host_that_is_switched_off_is_blocked_where_it_needs_something_and_only_there() -> None:
     fleet = Fleet({"gpu01": toy_host(a=False), "gpu02": toy_host(a=True)})
     for name in fleet:

@@ -12,19 +12,10 @@ from typing import Any
 
 import pytest
 
-from fleetfix.remote import lease as leases
 from fleetfix.remote import records as recording
 from fleetfix.remote.api import Refusal
 
 CHANGE = {"summary": "stop the job", "risk": "compensable", "do": [], "undo": [], "commit": []}
-PURPOSE = {
-    "run": "r1",
-    "playbook": "p",
-    "operator": "grace",
-    "controller": "bastion",
-    "driver": "bastion /home/grace",
-    "reason": "fire",
-}
 
 
 @pytest.fixture
@@ -156,83 +147,27 @@ def test_open_business_is_what_was_begun_and_neither_undone_nor_committed(record
     assert records.open_business() == ["done: stop the job"]
 
 
-# -- the lease ----------------------------------------------------------------------------------------
+def test_a_run_of_which_nothing_can_be_read_any_more_is_open_business(records: Any) -> None:
+    assert "gone or torn" in records.open_business()[0]
+    records.log.append("opened", run="r1")
+    assert records.open_business() == []
+    Path(records.log.path).write_bytes(b"\0" * 100)
+    assert (
+        "gone or torn" in recording.Records(str(Path(records.folder).parents[1]), "r1").open_business()[0]
+    )
 
 
-def held(tmp_path: Path, run: str = "r1") -> tuple[Any, str]:
-    places = leases.Places(str(tmp_path))
-    home = places.prepare(run)
-    recording.Records(home, run).prepare()
-    taken = leases.Lease(places, {**PURPOSE, "run": run})
-    taken.take(home)
-    return taken, home
+def test_what_was_read_is_not_relied_on_once_the_log_was_removed(records: Any) -> None:
+    begin(records)
+    Path(records.log.path).unlink()
+    records.log.refresh()
+    assert (records.log.entries, records.log.lost, records.log.is_blank) == ({}, ["stop the job"], True)
 
 
-def expire(home: str, **changes: object) -> None:
-    path = Path(home) / "lease.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "expires": 0, **changes}))
-
-
-def test_a_lease_past_its_time_holds_while_its_runner_lives(tmp_path: Path) -> None:
-    first, home = held(tmp_path)
-    expire(home)
-    with pytest.raises(Refusal) as refused:
-        held(tmp_path, "r2")
-    assert refused.value.kind == "lease_held"
-    os.close(first._alive)
-    held(tmp_path, "r2")
-
-
-def test_a_lease_of_before_a_reboot_holds_nobody_off(tmp_path: Path) -> None:
-    _, home = held(tmp_path)
-    expire(home, expires=9e9, boot_id="another boot")
-    taken, _ = held(tmp_path, "r2")
-    assert taken.epoch == 2
-
-
-def test_an_older_owner_is_refused_after_a_newer_acquisition(tmp_path: Path) -> None:
-    first, _ = held(tmp_path)
-    second, _ = held(tmp_path)
-    second.check()
-    with pytest.raises(Refusal):
-        first.check()
-
-
-def test_an_older_owner_cannot_release_the_newer_ones_lease(tmp_path: Path) -> None:
-    first, _ = held(tmp_path)
-    second, _ = held(tmp_path)
-    first.release()
-    second.check()
-
-
-def test_a_broken_lease_file_is_no_lease(tmp_path: Path) -> None:
-    _, home = held(tmp_path)
-    (Path(home) / "lease.json").write_text("{torn")
-    held(tmp_path, "r2")
-
-
-def test_records_go_to_run_where_var_cannot_be_written(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("the second place is root's: run it as root")
-    (tmp_path / "var").write_text("a file where a folder should be")
-    places = leases.Places(str(tmp_path))
-    home = places.prepare("r1")
-    assert home == f"{tmp_path}/run/fleetfix"
-    assert not places.durable(home)
-
-
-def test_a_run_goes_on_where_it_began(tmp_path: Path) -> None:
-    places = leases.Places(str(tmp_path))
-    second = places.homes[1]
-    recording.Records(second, "r1").prepare()
-    assert places.expected("r1") == second
-    assert places.expected("r2") == places.homes[0]
-
-
-def test_a_home_that_belongs_to_someone_else_is_not_used(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("gives a folder away: run it as root")
-    places = leases.Places(str(tmp_path))
-    os.makedirs(places.homes[0])
-    os.chown(places.homes[0], 65534, 65534)
-    assert places.prepare("r1") == places.homes[1]
+def test_behind_a_lock_is_each_process_that_has_it_open(records: Any) -> None:
+    lock = recording.fresh_lock(records.lock("r1/s/1/0", "do"))
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
+    os.close(lock)
+    assert [pid for pid, _ in recording.holders(records.lock("r1/s/1/0", "do"))] == [child.pid]
+    child.communicate(b"\n")
+    assert recording.holders(records.lock("r1/s/1/0", "do")) == []
