@@ -30,7 +30,19 @@ DEEPEST = 64
 NOISE = 64 * 1024
 """Bytes that login shells may print before the marker."""
 
-CORE = ("api", "records", "places", "claims", "lease", "calls", "channel", "loop", "changes", "runner")
+CORE = (
+    "api",
+    "records",
+    "places",
+    "claims",
+    "lease",
+    "ledger",
+    "calls",
+    "channel",
+    "loop",
+    "changes",
+    "runner",
+)
 """The host modules that every session sends first."""
 
 NOT_OURS = "look at what answers there instead of sh"

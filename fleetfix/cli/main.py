@@ -21,6 +21,7 @@ from fleetfix.cli import (
     hosts,
     inspect,
     lab,
+    ledger,
     playbooks,
     rollback,
     run_playbook,
@@ -44,6 +45,7 @@ app.command("run", cls=Command)(run_playbook.run)
 app.command("plan", cls=Command)(run_playbook.plan)
 app.command("apply", cls=Command)(run_playbook.apply)
 app.command("inspect", cls=Command)(inspect.inspect)
+app.command("ledger", cls=Command)(ledger.ledger)
 app.command("exec", cls=Command, context_settings={"allow_interspersed_args": False})(execute.execute)
 app.command("resume", cls=Command)(unfinished.resume)
 app.command("rollback", cls=Command)(rollback.rollback)

@@ -96,6 +96,7 @@ class Context:
     state         the folder of this run on the host, `…/runs/RUN`; None in a dry run
     memory        the folder of this change, `…/runs/RUN/undo/ID`; None for reads
     home          the state folder of fleetfix on this host, `/var/lib/fleetfix` or the user's own
+    homes         the places where that can be
     dry           whether the session may change anything
     deadline      time.monotonic() at which the call is ended
     """
@@ -111,10 +112,12 @@ class Context:
         deadline=None,
         say=None,
         lock=None,
+        homes=(),
     ):
         self.run_id = run
         self.step = step
         self.home = home
+        self.homes = homes or (home,)
         self.state = state
         self.memory = memory
         self.dry = dry

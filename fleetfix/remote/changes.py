@@ -12,6 +12,7 @@ import time
 
 from fleetfix.remote import calls
 from fleetfix.remote.api import Refusal, alive, write_durably
+from fleetfix.remote.ledger import Ledger
 from fleetfix.remote.loop import GRACE, SOON
 from fleetfix.remote.records import (
     Records,
@@ -76,6 +77,8 @@ def _settle_in(runner):
     if not runner.records.is_full():
         runner.records.keep_ballast()
     runner.lease.take(runner.home)
+    runner.ledger = Ledger(runner.home, runner.purpose)
+    runner.ledger.keep_short()
     log = runner.records.log
     log.refresh()
     if log.is_blank:
@@ -146,9 +149,12 @@ def change(runner, frame):
                 change=kept,
             )
         log.refresh()  # known from here on, whatever becomes of the file
+        runner.ledger.enter(
+            "begun", change=id, step=frame["step"], summary=kept["summary"], risk=kept["risk"]
+        )
         work = _doing(runner, id, frame["step"], wanted["do"], functions, "done", lock)
         answer = yield runner.fork("change", frame["step"], work)
-        return _done(log, id, answer)
+        return _done(runner, id, answer)
     finally:
         os.close(lock)
 
@@ -226,18 +232,25 @@ def _doing(runner, id, step, todo, functions, way, lock):
             if not is_ok(answer):
                 break
         answer = shortened(answer)
-        runner.records.log.append(_kind(way, answer), id=id, completed=answer)
+        _conclude(runner, id, way, answer)
         tell({"done": answer})
 
     return work
 
 
-def _kind(way, answer):
-    return "undo_failed" if way == "undone" and not is_ok(answer) else way
+def _conclude(runner, id, way, answer):
+    """Record how a change, or its undo, has ended: in the run's own log, and in the ledger."""
+    kind = "undo_failed" if way == "undone" and not is_ok(answer) else way
+    runner.records.log.append(kind, id=id, completed=answer)
+    entry = runner.records.log.entries.get(id)
+    summary = entry.change["summary"] if entry is not None else ""
+    said = "failed" if kind == "done" and not is_ok(answer) else kind
+    runner.ledger.enter(said, change=id, step=id.split("/")[1], summary=summary)
 
 
-def _done(log, id, answer):
+def _done(runner, id, answer):
     """The answer of a change's child; what the child could not record is recorded here."""
+    log = runner.records.log
     log.refresh()
     entry = log.entries.get(id)
     if entry is None:
@@ -246,7 +259,7 @@ def _done(log, id, answer):
         return entry.done
     if "died" in answer:
         return {"exit": None, "in_doubt": True, "stderr": "the change %s\n" % answer["died"]}
-    log.append("done", id=id, completed=answer)
+    _conclude(runner, id, "done", answer)
     log.refresh()
     return answer
 
@@ -289,7 +302,7 @@ def undo(runner, frame):
             runner.records.log.append("undoing", id=id)
         work = _doing(runner, id, entry.step, todo, functions, "undone", lock)
         answer = yield runner.fork("change", entry.step, work)
-        return _undone(runner.records.log, id, answer)
+        return _undone(runner, id, answer)
     finally:
         os.close(lock)
 
@@ -308,12 +321,13 @@ def _refuse_under_newer(runner, entry):
                 )
 
 
-def _undone(log, id, answer):
+def _undone(runner, id, answer):
+    log = runner.records.log
     if "died" in answer:
         answer = calls.failed("command", "the undo %s" % answer["died"])
     log.refresh()
     if id in log.entries and log.entries[id].undoing:
-        log.append(_kind("undone", answer), id=id, completed=answer)
+        _conclude(runner, id, "undone", answer)
         log.refresh()
     return answer
 
@@ -343,9 +357,9 @@ def end_strays(runner):
             runner.records.log.refresh()
             ended = calls.failed("cancelled", "it was ended as asked")
             if entry.done is None:
-                runner.records.log.append("done", id=entry.id, completed=ended)
+                _conclude(runner, entry.id, "done", ended)
             elif entry.undoing:
-                runner.records.log.append("undo_failed", id=entry.id, completed=ended)
+                _conclude(runner, entry.id, "undone", ended)
     return named
 
 
@@ -372,8 +386,8 @@ def end(runner, frame):
     for entry in list(log.entries.values()):
         if frame["commit"] and not entry.committed and runner.records.state(entry) == "done":
             yield from _commit(runner, entry)
-    anchor = str(frame.get("anchor", ""))[:128]
-    log.append("ended", outcome=frame["outcome"], commit=bool(frame["commit"]), anchor=anchor)
+    log.append("ended", outcome=frame["outcome"], commit=bool(frame["commit"]))
+    runner.ledger.enter("ended", outcome=frame["outcome"], anchor=str(frame.get("anchor", "")))
     if not frame["keep_claim"]:
         runner.claims.drop(runner.home, runner.run)
     runner.lease.release()
@@ -396,6 +410,7 @@ def commit(runner, frame):
     if not is_ok(answer):
         raise Refusal("command", "not all was dropped: %s" % _why(answer), "commit it again")
     runner.records.log.append("ended", outcome="committed", commit=True)
+    runner.ledger.enter("ended", outcome="committed", anchor="")
     runner.claims.drop(runner.home, runner.run)
     runner.lease.release()
 
@@ -447,6 +462,7 @@ def release(runner, frame):
     yield from _quiet(runner, None)
     with contextlib.suppress(OSError):  # a full disk does not keep a claim alive
         runner.records.log.append("ended", outcome="released", commit=False)
+        runner.ledger.enter("ended", outcome="released", anchor="")
     for home in runner.places.homes:
         runner.claims.drop(home, runner.run)
     runner.lease.release()

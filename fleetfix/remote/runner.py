@@ -20,6 +20,7 @@ from fleetfix.remote.api import PATH, Context, Refusal, no_space, user_environme
 from fleetfix.remote.channel import Channel, Lost
 from fleetfix.remote.claims import Claims
 from fleetfix.remote.lease import Lease, boot_id, machine_id, told
+from fleetfix.remote.ledger import Ledger
 from fleetfix.remote.loop import SOON, Loop
 from fleetfix.remote.places import Places
 from fleetfix.remote.records import Records, checked_name
@@ -45,6 +46,7 @@ class Runner(Loop):
         self.records = Records(self.home, self.run)
         self.lease = Lease(self.places, self.purpose)
         self.claims = Claims(self.places)
+        self.ledger = Ledger(self.home, self.purpose)
         self.renewed = time.monotonic()
         self.reads = collections.deque()
         self.writes = collections.deque()
@@ -191,6 +193,7 @@ class Runner(Loop):
             deadline=time.monotonic() + timeout,
             say=say,
             lock=lock,
+            homes=self.places.homes,
         )
 
     def function(self, name):

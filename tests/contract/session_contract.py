@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetfix.commands import Completed
+from fleetfix.commands import Completed, Read
 from fleetfix.errors import HostError
 from fleetfix.session import Patience, Session, Timers
 from tests.contract.place import (
@@ -533,6 +533,30 @@ class HostContract(SessionPromises):
         with pytest.raises(HostError) as told:
             await session.undo(ONE)
         assert told.value.failure.kind == "in_doubt", told.value.failure
+
+    async def test_the_hosts_ledger_tells_who_did_what_when_and_why(self, place: Place) -> None:
+        session = await place.open("r1")
+        undo = (call("remove", path=place.path("f")),)
+        await session.change(ONE, "s", change(call("append", path=place.path("f")), undo=undo))
+        await session.change(TWO, "s", change(call("failing"), key="l"))
+        await session.undo(ONE)
+        await session.end("rolled_back", keep_claim=False, commit=False, anchor="7:abc")
+        look = await place.open("look", dry=True)
+        (answer,) = await look.read("", [Read(function="ledger.entries", args={"last": 9}, timeout=20.0)])
+        lines = answer.value["lines"]
+        assert [(one["kind"], one.get("change")) for one in lines] == [
+            ("begun", ONE),
+            ("done", ONE),
+            ("begun", TWO),
+            ("failed", TWO),
+            ("undone", ONE),
+            ("ended", None),
+        ]
+        for one in lines:
+            assert (one["run"], one["operator"], one["controller"]) == ("r1", "grace", "bastion")
+            assert one["reason"] == "two o'clock in the morning"
+        assert lines[0]["summary"] == "change a file"
+        assert (lines[-1]["outcome"], lines[-1]["anchor"]) == ("rolled_back", "7:abc")
 
     async def test_two_sessions_that_wait_to_make_the_same_change_make_it_once(self, place: Place) -> None:
         first = await place.open()
