@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from fleetfix.errors import Failure, HostError
+from fleetfix.errors import Failure, FailureKind, HostError
 
 Json = Any
 """Anything that `json` can write. What crosses the wire is checked at its ends, not by types."""
@@ -176,6 +176,34 @@ class Completed(Value):
             return self.value
         message = "the call began, and nothing tells how it ended" if self.in_doubt else f"exit {self.exit}"
         raise HostError(self.failure or Failure(kind="command", message=message))
+
+    def why(self, what: str) -> Failure:
+        """Why a call did not go well. `what` was to be done, in words."""
+        if self.failure is not None:
+            return self.failure
+        said = self.stderr.strip() or self.stdout.strip()
+        last = said.splitlines()[-1] if said else "it said nothing"
+        kind: FailureKind = "no_space" if _NO_SPACE.search(said) else "command"
+        message = f"{what}: exit {self.exit}: {last}"
+        return Failure(kind=kind, message=message, hint=hint_of_exit(self.exit or 0))
+
+
+_NO_SPACE = re.compile(r"(No space left on device|Disk quota exceeded)\W*$", re.MULTILINE)
+"""How programs say it under LC_ALL=C, at the end of a line."""
+
+HOST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where programs are looked for on a host, whatever its users have set."""
+
+
+def hint_of_exit(code: int) -> str:
+    """What an exit code says of its own, as shells use it."""
+    match code:
+        case 126:
+            return "not executable, or on a file system mounted noexec: name its interpreter before it"
+        case 127:
+            return f"not found in PATH, which is {HOST_PATH}: name the program by its whole path"
+        case _:
+            return ""
 
 
 class Execute(Value):

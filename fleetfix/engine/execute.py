@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetfix import __version__
-from fleetfix.commands import Ended, Execute, said_of_exit
+from fleetfix.commands import Ended, Execute, hint_of_exit, said_of_exit
 from fleetfix.engine.context import Interrupts, OpenSession
 from fleetfix.engine.outcomes import outcome_of
 from fleetfix.errors import Failure, HostError, JournalError
@@ -268,7 +268,8 @@ def _result(ended: Ended, lost: Failure | None) -> tuple[Outcome, Failure | None
         return ("cancelled" if ended.failure.kind == "cancelled" else "failed"), ended.failure
     if ended.exit == 0:
         return "ok", None
-    return "failed", Failure(kind="command", message=said_of_exit(ended.exit or 0))
+    code = ended.exit or 0
+    return "failed", Failure(kind="command", message=said_of_exit(code), hint=hint_of_exit(code))
 
 
 def _cancelled(why: str) -> Failure:

@@ -20,6 +20,7 @@ _BEFORE: dict[FailureKind, Outcome] = {
     "disabled": "blocked",
     "blocked": "blocked",
     "stale_plan": "blocked",
+    "no_space": "blocked",
     "lease_held": "busy",
     "unfinished": "unfinished",
     "cancelled": "cancelled",

@@ -165,7 +165,7 @@ class StepRun:
                 if completed.in_doubt and not action.converges:
                     return in_doubt((one.summary,))
                 if not completed.ok and not completed.in_doubt:
-                    return _why(one, completed)
+                    return completed.why(one.summary)
         return None
 
     async def _in_turn(self, id: str, change: Change, *, together: bool) -> Completed:
@@ -187,7 +187,7 @@ class StepRun:
                 step=self.step.id,
                 change=id,
                 ok=completed.ok,
-                failure=None if completed.ok or completed.in_doubt else _why(change, completed),
+                failure=None if completed.ok or completed.in_doubt else completed.why(change.summary),
                 exit=completed.exit,
                 stdout=completed.stdout,
                 stderr=completed.stderr,
@@ -301,11 +301,3 @@ def in_doubt(summaries: Iterable[str]) -> Failure:
     what = "; ".join(summaries)
     message = f"nothing tells whether this was done, and it is not repeated unasked: {what}"
     return Failure(kind="in_doubt", message=message, hint="look at the host")
-
-
-def _why(change: Change, completed: Completed) -> Failure:
-    if completed.failure is not None:
-        return completed.failure
-    said = completed.stderr.strip() or completed.stdout.strip()
-    last = said.splitlines()[-1] if said else "it said nothing"
-    return Failure(kind="command", message=f"{change.summary}: exit {completed.exit}: {last}")

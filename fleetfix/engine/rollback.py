@@ -167,9 +167,7 @@ async def _undo(session: Session, host: str, past: Past, recorder: Recorder) -> 
 def _failure_of(past: Past, completed: Completed) -> Failure | None:
     if completed.ok:
         return None
-    if completed.failure is not None:
-        return completed.failure
-    return Failure(kind="command", message=f"undo of {past.summary}: exit {completed.exit}")
+    return completed.why(f"undo of {past.summary}")
 
 
 def _tell(host: str, past: Past, failure: Failure | None, recorder: Recorder) -> None:

@@ -182,7 +182,7 @@ class Context:
         except FileNotFoundError:
             return Ran(127, b"", ("%s: not found\n" % argv[0]).encode(), False)
         except PermissionError as error:
-            return Ran(126, b"", ("%s: %s\n" % (argv[0], error.strerror)).encode(), False)
+            return Ran(126, b"", ("%s: %s\n" % (argv[0], _not_run(argv[0], error))).encode(), False)
         return _converse(process, stdin, time.monotonic() + self.remaining(timeout), limit)
 
     def as_user(self, uid, function, *args, idle=False, gid=None):
@@ -200,6 +200,15 @@ class Context:
             raise Refusal("blocked", "this needs the rights of %s" % user_name(uid), "use become: true")
         turn = become(uid, gid)
         return _in_child((lambda: (be_idle(), turn())) if idle else turn, function, args)
+
+
+def _not_run(program, error):
+    """Why a program that is there is not executed."""
+    try:
+        noexec = os.statvfs(program).f_flag & os.ST_NOEXEC
+    except OSError:
+        noexec = False
+    return "its file system is mounted noexec" if noexec else error.strerror
 
 
 def _converse(process, stdin, deadline, limit):
@@ -552,6 +561,68 @@ def pack(data):
     return base64.b64encode(data).decode("ascii")
 
 
+# -- what the system refuses ------------------------------------------------------------------------
+
+USUAL = ("/", "/var/lib", "/var/tmp", "/tmp", "/run", "/opt", "/dev/shm")  # where disks are full, and local
+NEARLY = 64 * 1024  # bytes below which a file system counts as full
+
+
 def no_space(error):
     """Whether an OSError says that a file system or quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def refusal_of(error, what):
+    """A Refusal that tells an OSError as what it is, with what helps. `what` was being done."""
+    path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
+    where = ": " + path if path else ""
+    if error.errno == errno.EDQUOT:
+        text = "the disk quota of %s is used up%s" % (user_name(os.geteuid()), where)
+        return Refusal("no_space", "%s: %s" % (what, text), "make room, or raise the quota")
+    if error.errno == errno.ENOSPC:
+        lacks = _lacking(path) if path else ""
+        full = "" if path else _full_places()
+        place = _mounted_at(path) if path else ""
+        text = "no %s left%s%s%s" % (lacks or "space", " on " + place if place else "", where, full)
+        df = "df -i" if lacks else "df -h"
+        return Refusal("no_space", "%s: %s" % (what, text), "make room there: %s %s" % (df, place or "-l"))
+    text = "%s%s" % ((error.strerror or str(error)).lower(), where)
+    return Refusal("command", "%s: %s" % (what, text), HELPS.get(error.errno, ""))
+
+
+HELPS = {
+    errno.EROFS: "it is mounted read-only, or went so after an error: look at dmesg",
+    errno.EIO: "the disk below it fails: look at dmesg",
+    errno.ESTALE: "the file server has forgotten it: mount it again",
+}
+
+
+def _mounted_at(path):
+    """Where the file system of a path is mounted."""
+    path = os.path.abspath(path)
+    while path != "/" and not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _lacking(path):
+    """Whether it is inodes that a file system lacks."""
+    try:
+        free = os.statvfs(_mounted_at(path))
+    except OSError:
+        return ""
+    return "inodes" if free.f_files and not free.f_favail and free.f_bavail else ""
+
+
+def _full_places():
+    full = []
+    for place in USUAL:
+        try:
+            free = os.statvfs(place)
+        except OSError:
+            continue
+        if free.f_blocks and (
+            free.f_bavail * free.f_frsize < NEARLY or (free.f_files and not free.f_favail)
+        ):
+            full.append(place)
+    return " (full: %s)" % ", ".join(full) if full else ""

@@ -12,7 +12,7 @@ import signal
 import struct
 import time
 
-from fleetfix.remote.api import Ran, Refusal, be_subreaper, end_below, end_tree, no_space
+from fleetfix.remote.api import Ran, Refusal, be_subreaper, end_below, end_tree, refusal_of
 
 LARGEST = 64 * 1024  # bytes of a value
 SAYS = 20  # lines a second that a call may tell the operator
@@ -143,8 +143,8 @@ def perform(context, function, name, args):
     except Late:
         answer = failed("timed_out", "%s ran past its deadline" % name)
     except OSError as error:
-        kind = "no_space" if no_space(error) else "command"
-        answer = failed(kind, "%s: %s" % (name, error))
+        no = refusal_of(error, name)
+        answer = failed(no.kind, no.message, no.hint)
     except BaseException as error:
         text = "%s broke: %s: %s (%s)"
         answer = failed("bug", text % (name, type(error).__name__, error, place_of(error)))

@@ -290,11 +290,11 @@ def undo(runner, frame):
         entry = runner.records.entry(id)
     if entry.undone is not None:
         return entry.undone
-    if runner.records.is_full():
-        runner.records.drop_ballast()
     _refuse_under_newer(runner, entry)
     todo = entry.change["undo"]
     functions = _functions(runner, todo)
+    if runner.records.is_full() or _wants_room(entry):
+        runner.records.drop_ballast()
     lock = fresh_lock(runner.records.lock(id, "undo"))
     try:
         runner.records.log.reserve()
@@ -305,6 +305,11 @@ def undo(runner, frame):
         return _undone(runner, id, answer)
     finally:
         os.close(lock)
+
+
+def _wants_room(entry):
+    """Whether what was done ended for want of room: a quota that is used up is seen nowhere else."""
+    return ((entry.done or {}).get("failure") or {}).get("kind") == "no_space"
 
 
 def _refuse_under_newer(runner, entry):
@@ -386,6 +391,8 @@ def end(runner, frame):
     for entry in list(log.entries.values()):
         if frame["commit"] and not entry.committed and runner.records.state(entry) == "done":
             yield from _commit(runner, entry)
+    if not frame["keep_claim"]:
+        runner.records.drop_ballast()  # nothing is left that it was kept for
     log.append("ended", outcome=frame["outcome"], commit=bool(frame["commit"]))
     runner.ledger.enter("ended", outcome=frame["outcome"], anchor=str(frame.get("anchor", "")))
     if not frame["keep_claim"]:

@@ -3,8 +3,10 @@
 import contextlib
 import os
 
-from fleetfix.remote.api import Refusal, user_home
+from fleetfix.remote.api import Refusal, no_space, refusal_of, user_home
 from fleetfix.remote.records import Records
+
+ROOM = 64 * 1024  # bytes that must be free where records are kept
 
 
 class Places:
@@ -45,10 +47,9 @@ class Places:
                 _prove(home)
                 return home
             except OSError as error:
-                last = error
-        raise Refusal(
-            "no_space", "no records can be kept on this host: %s" % last, "free space in /var/lib or /run"
-        )
+                last = last if last is not None and no_space(last) else error
+        no = refusal_of(last, "no records can be kept on this host")
+        raise no if no.kind == "no_space" else Refusal("blocked", no.message, no.hint)
 
     def durable(self, home):
         return home == self.homes[0]
@@ -68,7 +69,12 @@ class Places:
 def _may_write(path):
     while not os.path.exists(path):
         path = os.path.dirname(path)
-    return os.access(path, os.W_OK | os.X_OK)
+    return os.access(path, os.W_OK | os.X_OK) and _has_room(path)
+
+
+def _has_room(path):
+    free = os.statvfs(path)
+    return free.f_bavail * free.f_frsize >= ROOM and not (free.f_files and not free.f_favail)
 
 
 def _prove(home):
@@ -81,8 +87,10 @@ def _prove(home):
     try:
         fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
-            os.write(fd, b"\0" * 65536)
+            os.write(fd, b"\0" * ROOM)
             os.fsync(fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, home) from None
         finally:
             os.close(fd)
     finally:

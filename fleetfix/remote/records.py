@@ -5,6 +5,7 @@ line appended by one write. A line that a crash has torn is passed over. The fir
 stands: what was recorded is never taken back.
 """
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -20,6 +21,7 @@ RESERVED = 256 * 1024  # bytes kept free for the record of how a change ended
 LONGEST = 240 * 1024  # … and the longest such record
 NAME = re.compile(r"[A-Za-z0-9_@=:,+][A-Za-z0-9._@=:,+-]*\Z")
 BALLAST = 1024 * 1024  # bytes that are freed when the disk is full and something has to be undone
+SPARE_FILES = 32  # … and inodes
 KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
@@ -64,32 +66,34 @@ class Records:
 
     def keep_ballast(self):
         """Keep room on the disk that undo can be done with when everything else is full."""
+        folder = os.path.join(self.folder, "ballast")
         try:
-            fd = os.open(
-                os.path.join(self.folder, "ballast"),
-                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-                0o600,
-            )
-        except OSError:
+            os.mkdir(folder, 0o700)
+            for number in range(SPARE_FILES):
+                fd = _new(os.path.join(folder, str(number)))
+                try:
+                    if number == 0:
+                        os.posix_fallocate(fd, 0, BALLAST)
+                finally:
+                    os.close(fd)
+        except FileExistsError:
             return
-        try:
-            os.posix_fallocate(fd, 0, BALLAST)
         except OSError:
             self.drop_ballast()
-        finally:
-            os.close(fd)
 
     def drop_ballast(self):
         """Give that room back."""
-        try:
-            os.unlink(os.path.join(self.folder, "ballast"))
-        except OSError:
-            pass
+        folder = os.path.join(self.folder, "ballast")
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                os.unlink(os.path.join(folder, name))
+            os.rmdir(folder)
 
     def is_full(self):
         """Whether there is too little room left here to write down an undo."""
         free = os.statvfs(self.folder)
-        return free.f_bavail * free.f_frsize < BALLAST // 2
+        no_inodes = free.f_files > 0 and free.f_favail < SPARE_FILES // 2
+        return no_inodes or free.f_bavail * free.f_frsize < BALLAST // 2
 
     def others(self):
         """The records of every other run in the same place."""
@@ -151,6 +155,10 @@ class Records:
             for entry in self.log.entries.values()
             if entry.undone is None and not entry.committed
         ]
+
+
+def _new(path):
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def is_ok(completed):

@@ -16,7 +16,7 @@ import time
 import zlib
 
 from fleetfix.remote import calls, changes
-from fleetfix.remote.api import PATH, Context, Refusal, no_space, user_environment, user_name
+from fleetfix.remote.api import PATH, Context, Refusal, refusal_of, user_environment, user_name
 from fleetfix.remote.channel import Channel, Lost
 from fleetfix.remote.claims import Claims
 from fleetfix.remote.lease import Lease, boot_id, machine_id, told
@@ -91,8 +91,8 @@ class Runner(Loop):
         except Refusal as no:
             self.tell({"n": n, "error": calls.failure(no.kind, no.message, no.hint)})
         except OSError as error:
-            kind = "no_space" if no_space(error) else "command"
-            self.tell({"n": n, "error": calls.failure(kind, "the records of fleetfix: %s" % error)})
+            no = refusal_of(error, "the records of fleetfix")
+            self.tell({"n": n, "error": calls.failure(no.kind, no.message, no.hint)})
         except Exception as error:
             place = calls.place_of(error)
             text = "the runner broke: %s: %s (%s)" % (type(error).__name__, error, place)

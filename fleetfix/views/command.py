@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fleetfix.commands import said_of_exit
+from fleetfix.commands import hint_of_exit, said_of_exit
 from fleetfix.hostset import HostSet, natural
 from fleetfix.session import Stream
 from fleetfix.state import HostState, RunState
@@ -274,7 +274,9 @@ def _rank(host: HostState) -> tuple[int, int, object]:
 
 def _folded(said: str, hosts: list[HostState]) -> Iterator[str]:
     if said.startswith(("exit ", "killed ")):
-        yield counted(HostSet(host.name for host in hosts), NAMED)
+        code = hosts[0].command.exit if hosts[0].command else None
+        hint = hint_of_exit(code or 0)
+        yield counted(HostSet(host.name for host in hosts), NAMED) + (f": {hint}" if hint else "")
         return
     failures = ((host.name, host.finished.failure if host.finished else None) for host in hosts)
     for one in group((name, one_line(str(failure)) if failure else "") for name, failure in failures):
