@@ -62,6 +62,10 @@ UNDOING = 2 * 3600.0
 """Seconds that the calls of an undo or of a commit may take; only the host's log knows their deadlines."""
 DRIPS = 4
 """Times the silence we bear in which bytes may come that make no frame."""
+LONGEST_PAUSE = 5.0
+"""Seconds between two tries to come back while somebody waits for an answer, at most."""
+RESTFUL = 30.0
+"""Seconds between two tries to come back while nobody waits for an answer."""
 
 
 class Receiver(Protocol):
@@ -71,7 +75,9 @@ class Receiver(Protocol):
 
     def errors(self, data: bytes) -> None: ...
 
-    def ended(self, why: str) -> None: ...
+    def ended(self, why: str, *, dropped: bool = False) -> None:
+        """`dropped` where the connection broke, and the process itself said nothing of an end."""
+        ...
 
 
 class Wire(Protocol):
@@ -158,6 +164,10 @@ def _sudo(message: str, hint: str = "") -> HostError:
 
 
 # -- one started runner -------------------------------------------------------------------------------
+
+
+class Dropped(HostError):
+    """The connection broke before the runner had begun: nothing was asked, so all can be asked again."""
 
 
 class Contact:
@@ -328,12 +338,18 @@ class Contact:
         if self._time is not None and left is not None:
             self._time.reschedule(asyncio.get_running_loop().time() + left)
 
-    def ended(self, why: str) -> None:
+    def ended(self, why: str, *, dropped: bool = False) -> None:
         """The channel is closed."""
         said = self._said
         if not self._greeted.done():
             wrong = self._sent_password and said.password_was_wrong
             self._settle_password(refused=wrong)
+            if dropped and not wrong:
+                message = f"{self._host}: the connection broke before a runner began ({why})"
+                # A password that was on its way when it broke is not sent once more unasked.
+                error = HostError if self._had_password else Dropped
+                self._fail_with(error(Failure(kind="unreachable", message=message)))
+                return
             self._fail(REFUSED if wrong else said.why_ended(why))
             return
         self._settle_password(refused=False)
@@ -485,6 +501,8 @@ class Conversation:
         self._connect = connect
         self._sources = protocol.Sources(opening.modules)
         self._contact: Contact | None = None
+        self._broken: Contact | None = None
+        """The one before, until it is hung up."""
         self._sent: set[str] = set()
         """Digests of the sources that this contact has."""
         self._pending: dict[int, Pending] = {}
@@ -494,13 +512,19 @@ class Conversation:
         self._info: HostInfo | None = None
         self._said: list[float] = []
         self._took_over = not purpose.take_over
+        self._wrote = False
+        """The host has records of this run, written for this session."""
+        self._wanted = asyncio.Event()
+        """Set while somebody waits for an answer and there is no line."""
+        self._dropped_at = 0.0
+        self._greeting: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, host: Host, purpose: Purpose, opening: Opening, connect: Connect) -> Conversation:
         """Greet the runner and hear what the host is. Raises HostError."""
         self = cls(host, purpose, opening, connect)
         try:
-            self._contact = await self._greet(opening.connect_timeout)
+            self._contact = await self._greet_first()
             self._info = replies.info(await self._request({"op": "hello"}, limit=opening.connect_timeout))
         except BaseException:
             await self.close()
@@ -604,8 +628,9 @@ class Conversation:
             if task is not asyncio.current_task():
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._contact is not None:
-            await self._contact.close()
+        for contact in (self._contact, self._broken):
+            if contact is not None:
+                await contact.close()
 
     # -- requests -----------------------------------------------------------------------------------
 
@@ -636,8 +661,10 @@ class Conversation:
             async with _limit(limit, self._host.name, f"no answer to {frame['op']}") as pending.timeout:
                 if self._contact is None:
                     self._hold_deadline(pending)
+                    self._wanted.set()
                 answer = await future
-                self._took_over = self._took_over or frame["op"] in WRITES
+                if frame["op"] in WRITES:
+                    self._took_over = self._wrote = True
                 return answer
         finally:
             self._pending.pop(n, None)
@@ -734,6 +761,19 @@ class Conversation:
 
     # -- the line -----------------------------------------------------------------------------------
 
+    async def _greet_first(self) -> Contact:
+        """Greet a runner, in the time to connect; where the connection breaks on the way, another one."""
+        until = time.monotonic() + self._opening.connect_timeout
+        pauses = iter(_pauses())
+        while True:
+            try:
+                return await self._greet(max(until - time.monotonic(), 0.0))
+            except Dropped:
+                pause = next(pauses)
+                if time.monotonic() + pause > until:
+                    raise
+                await asyncio.sleep(pause)
+
     async def _greet(self, within: float) -> Contact:
         start = protocol.Start(secrets.token_hex(4), self._host.python, self._host.become)
         contact: Contact | None = None
@@ -756,25 +796,32 @@ class Conversation:
                 "purpose": purpose.model_dump(),
                 "orphaned": self._opening.timers.orphaned,
                 "root": self._opening.root,
+                "again": self._wrote,
             }
         )
         return contact
 
     async def _keep_alive(self) -> None:
+        """Ping while there is a line, whatever the session is used for: what lies between sees that it is
+        in use, the host knows that somebody is there, and silence is noticed when its time is over."""
         timers = self._opening.timers
+        ping_at = time.monotonic() + timers.ping
         while True:
-            await asyncio.sleep(timers.ping)
             contact = self._contact
-            if contact is not None:
-                now = time.monotonic()
-                silent, dripping = now - contact.heard, now - contact.understood
-                if silent > timers.silence:
-                    self._lost(_unreachable(self._host.name, f"nothing was heard for {silent:.0f} s"))
-                elif dripping > DRIPS * timers.silence:
-                    why = f"nothing whole was heard for {dripping:.0f} s"
-                    self._lost(_unreachable(self._host.name, why))
-                else:
-                    contact.send({"op": "ping", "t": time.monotonic()})
+            lost_at = math.inf if contact is None else contact.heard + timers.silence
+            await asyncio.sleep(max(min(ping_at, lost_at) - time.monotonic(), 0.0))
+            now, contact = time.monotonic(), self._contact
+            if contact is None:
+                ping_at = max(ping_at, now + timers.ping)
+                continue
+            silent, dripping = now - contact.heard, now - contact.understood
+            if silent >= timers.silence:
+                self._lost(_unreachable(self._host.name, f"nothing was heard for {silent:.0f} s"))
+            elif dripping > DRIPS * timers.silence:
+                self._lost(_unreachable(self._host.name, f"nothing whole was heard for {dripping:.0f} s"))
+            elif now >= ping_at:
+                ping_at = now + timers.ping
+                contact.send({"op": "ping", "t": now})
 
     def _lost(self, error: HostError) -> None:
         if self._dead is not None or self._contact is None:
@@ -783,27 +830,41 @@ class Conversation:
             self._die(error)  # what broke would break again
             self._go(_hang_up(self._contact))  # and may go on sending until somebody closes the session
             return
-        old, self._contact = self._contact, None
+        old = self._broken = self._contact
+        self._contact = None
+        self._dropped_at = time.monotonic()
+        if self._greeting is not None:
+            self._greeting.cancel()
         for pending in self._pending.values():
             if pending.streamed is not None and not pending.future.done():
                 pending.future.set_exception(error)  # to ask again would be to run it twice
         self._hold_deadlines()
         self._go(self._come_back(old, error))
         if self._opening.watch is not None:
-            self._opening.watch.dropped()
+            self._opening.watch.dropped(error.failure)
 
     async def _come_back(self, old: Contact, error: HostError) -> None:
-        """Try to reach the host again, and ask again what was not answered."""
+        """Try to reach the host again, and ask again what was not answered.
+
+        The time for that runs while somebody waits for an answer. A session that nobody needs now is
+        tried on, however long it takes: whoever needs it then finds it whole, or has at least one try.
+        """
         await _hang_up(old)
-        timers = self._opening.timers
-        until = time.monotonic() + timers.reconnect_within
-        for pause in _pauses():
+        self._broken = None
+        timers, watch = self._opening.timers, self._opening.watch
+        until: float | None = None
+        for pause in _pauses(RESTFUL):
             now = time.monotonic()
-            patience = self._opening.watch.patience() if self._opening.watch is not None else "usual"
+            patience = watch.patience() if watch is not None else "usual"
             if patience == "more":
                 # Its own time begins when whoever watches has no more of it than that.
                 until = now + max(timers.reconnect_within, self._opening.connect_timeout)
-            left = until - now
+            elif not self._waited_for:
+                until = None
+            elif until is None:
+                at_least = min(timers.reconnect_within, self._opening.connect_timeout)
+                until = max(self._dropped_at + timers.reconnect_within, now + at_least)
+            left = math.inf if until is None else until - now
             if left <= 0 or patience == "none":
                 break
             try:
@@ -812,17 +873,55 @@ class Conversation:
                 if again.failure.kind != "unreachable":
                     error = again
                     break
-                await asyncio.sleep(min(pause, max(until - time.monotonic(), 0)))
+                await self._rest(pause, until)
                 continue
-            self._contact = contact
-            for _, pending in sorted(self._pending.items()):
-                pending.items.clear()
-                self._post(pending)
-            self._let_deadlines_go()
-            if self._opening.watch is not None:
-                self._opening.watch.returned()
+            await self._go_on_with(contact)
             return
         self._die(error)
+
+    @property
+    def _waited_for(self) -> bool:
+        """Whether somebody waits for an answer, but for this session itself."""
+        return any(
+            not one.future.done() and (self._info is None or one.frame["op"] != "hello")
+            for one in self._pending.values()
+        )
+
+    async def _rest(self, pause: float, until: float | None) -> None:
+        """Pause between two tries; one that nobody waits for is cut short when somebody does."""
+        if until is not None:
+            await asyncio.sleep(min(pause, LONGEST_PAUSE, max(until - time.monotonic(), 0)))
+            return
+        self._wanted.clear()
+        if self._waited_for:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await self._wanted.wait()
+
+    async def _go_on_with(self, contact: Contact) -> None:
+        """Go on with a new runner: ask first what the host is now, then again what is unanswered."""
+        unanswered = [one for _, one in sorted(self._pending.items()) if not one.future.done()]
+        self._contact = contact
+        if self._info is not None:
+            self._greeting = self._go(self._returned(self._info))
+            await asyncio.sleep(0)  # its question goes out
+        for pending in unanswered:
+            pending.items.clear()
+            self._post(pending)
+        if self._contact is contact:
+            self._let_deadlines_go()
+
+    async def _returned(self, before: HostInfo) -> None:
+        """Learn whether the host was restarted meanwhile, and tell whoever watches that it is back."""
+        away = time.monotonic() - self._dropped_at
+        with contextlib.suppress(HostError):  # lost again, and tried again
+            self._info = replies.info(
+                await self._request({"op": "hello"}, limit=self._opening.connect_timeout)
+            )
+            if self._opening.watch is not None:
+                restarted = before.boot_id != self._info.boot_id
+                self._opening.watch.returned(self._info, away, restarted=restarted)
 
     def _hold_deadlines(self) -> None:
         """The time in which there is no line is nobody's; how long that may be has a bound of its own."""
@@ -849,10 +948,11 @@ class Conversation:
             if not pending.future.done():
                 pending.future.set_exception(error)
 
-    def _go(self, work: Any) -> None:
+    def _go(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def _hang_up(contact: Contact) -> None:
@@ -868,10 +968,10 @@ def _identity(read: Read) -> str:
     return read.model_dump_json()
 
 
-def _pauses() -> Iterable[float]:
+def _pauses(longest: float = LONGEST_PAUSE) -> Iterable[float]:
     """How long to wait between attempts: growing, and never the same for two sessions."""
     for attempt in itertools.count():
-        yield min(0.2 * 2**attempt, 5.0) * random.uniform(0.5, 1.5)
+        yield min(0.2 * 2 ** min(attempt, 8), longest) * random.uniform(0.5, 1.5)
 
 
 @contextlib.asynccontextmanager

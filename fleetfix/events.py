@@ -125,6 +125,31 @@ class HostConnected(Value):
         return one_machine(self.machine_id, self.boot_id)
 
 
+class ConnectionDropped(Value):
+    """The connection to a host broke, or fell silent; it is tried again."""
+
+    kind: Literal["connection_dropped"] = "connection_dropped"
+    host: str
+    reason: str
+
+
+class ConnectionReturned(Value):
+    """The host answers again, and what was asked of it is asked again: nothing is done a second time."""
+
+    kind: Literal["connection_returned"] = "connection_returned"
+    host: str
+    seconds: float
+    """How long it was away."""
+    boot_id: str = ""
+    machine_id: str = ""
+    restarted: bool = False
+    """It has booted since: what was under way there has ended somewhere, and is looked at again."""
+
+    @property
+    def machine(self) -> str:
+        return one_machine(self.machine_id, self.boot_id)
+
+
 class HostLost(Value):
     kind: Literal["host_lost"] = "host_lost"
     host: str
@@ -417,6 +442,8 @@ Event = Annotated[
     RunStarted
     | RunResumed
     | HostConnected
+    | ConnectionDropped
+    | ConnectionReturned
     | HostLost
     | StepPlanned
     | HostPlanned

@@ -30,6 +30,9 @@ DEEPEST = 64
 NOISE = 64 * 1024
 """Bytes that login shells may print before the marker."""
 
+GREETING = 60
+"""Seconds that a host waits for the runner's source: whoever was to send it may be gone without a word."""
+
 CORE = (
     "api",
     "records",
@@ -67,7 +70,8 @@ _PLAIN_PATH = re.compile(r"/[A-Za-z0-9._+/-]+\Z")
 # No quote of any kind, no `$`, `!`, backslash or newline may be in here: it stands in double quotes
 # of sh, inside single quotes of whatever login shell. Words come as arguments.
 _BOOTSTRAP = (
-    "import os,sys,zlib;"
+    "import os,signal,sys,zlib;"
+    f"signal.alarm({GREETING});"
     f"sys.version_info<(3,8) and sys.exit({TOO_OLD});"
     "a=sys.argv;n=int(a[2]);"
     "os.write(1,(a[1]+str(sys.hexversion)+chr(10)).encode());"

@@ -138,8 +138,10 @@ class Purpose(Value):
 class Session(Protocol):
     """One host, spoken to. Calls may overlap; a change waits for the one before it.
 
-    Where the connection is lost, a session tries for a while to come back and to ask again, which
-    ids make safe; when that fails each pending call raises `HostError(unreachable)`.
+    Where the connection is lost, a session tries to come back and to ask again, which ids make safe: for
+    a while where a call waits for it, and then each pending call raises `HostError(unreachable)`; for as
+    long as it is open where none does. A host that has lost its records of the run meanwhile refuses
+    what would write: nothing there tells any more what was done (in_doubt).
     """
 
     @property
@@ -230,6 +232,7 @@ class Timers:
     orphaned: float = 60.0
     """How long the host bears to hear nothing before it ends itself."""
     reconnect_within: float = 120.0
+    """How long a lost connection is tried again for somebody who waits for an answer."""
 
 
 @dataclass(frozen=True)
@@ -258,9 +261,12 @@ none: no longer at all."""
 class Watch(Protocol):
     """Hears when a session's connection drops and when it is back, and says how long it is tried again."""
 
-    def dropped(self) -> None: ...
+    def dropped(self, failure: Failure) -> None: ...
 
-    def returned(self) -> None: ...
+    def returned(self, info: HostInfo, seconds: float, *, restarted: bool) -> None:
+        """The host answers again, after so long; `restarted` where it has booted since: what was under way
+        there has ended in between."""
+        ...
 
     def patience(self) -> Patience: ...
 

@@ -19,6 +19,8 @@ from fleetfix.events import (
     ChangeUndone,
     CohortFormed,
     CommandEnded,
+    ConnectionDropped,
+    ConnectionReturned,
     EvidenceKept,
     HostCommitted,
     HostConnected,
@@ -69,6 +71,8 @@ class HostState:
 
     name: str
     connected: bool = False
+    away: str = ""
+    """Why its connection is down now, while it is tried again."""
     durable: bool = True
     boot_id: str = ""
     machine: str = ""
@@ -298,6 +302,8 @@ def _resumed(state: RunState, event: RunResumed) -> RunState:
 
 HostEvent = (
     HostConnected
+    | ConnectionDropped
+    | ConnectionReturned
     | HostLost
     | StepPlanned
     | HostPlanned
@@ -330,10 +336,13 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
                 boot_id=event.boot_id,
                 machine=event.machine,
             )
+        case ConnectionDropped() | ConnectionReturned():
+            return _connection_after(host, event)
         case HostLost():
             return replace(
                 host,
                 connected=False,
+                away="",
                 first_failure=host.first_failure or event.failure,
                 lost_by_controller=event.by_controller,
             )
@@ -364,6 +373,19 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
     assert_never(event)
 
 
+def _connection_after(host: HostState, event: ConnectionDropped | ConnectionReturned) -> HostState:
+    match event:
+        case ConnectionDropped():
+            return replace(host, away=event.reason)
+        case ConnectionReturned():
+            return replace(
+                host,
+                away="",
+                boot_id=event.boot_id or host.boot_id,
+                machine=event.machine or host.machine,
+            )
+
+
 def _change_after(
     host: HostState, event: ChangeStarted | ChangeFinished | ChangeFound | ChangeUndone
 ) -> HostState:
@@ -387,7 +409,7 @@ def _word_on(host: HostState, event: HostFinished | HostCommitted | HostReleased
     match event:
         case HostFinished():
             back = event.outcome in ("rollback_pending", "rollback_failed")
-            return replace(host, finished=event, doing="", going_back=host.going_back or back)
+            return replace(host, finished=event, doing="", away="", going_back=host.going_back or back)
         case HostCommitted():
             return replace(host, committed=True)
         case HostReleased():

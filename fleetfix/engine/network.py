@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from fleetfix.session import Patience
+from fleetfix.errors import Failure, JournalError
+from fleetfix.events import ConnectionDropped, ConnectionReturned
+from fleetfix.recorder import Recorder
+from fleetfix.session import HostInfo, Patience
 
 WINDOW = 60.0
 """Sessions that drop within so many seconds have dropped at once."""
@@ -193,16 +196,36 @@ class Network:
 
 @dataclass(frozen=True)
 class Watched:
-    """One session's connection, as its transport tells of it."""
+    """One session's connection, as its transport tells of it. One on this very machine uses no network."""
 
     network: Network
+    recorder: Recorder
     host: str
+    local: bool = False
 
-    def dropped(self) -> None:
-        self.network.dropped(self.host)
+    def dropped(self, failure: Failure) -> None:
+        reason = failure.message.removeprefix(f"{self.host}: ")
+        self._record(ConnectionDropped(host=self.host, reason=reason))
+        if not self.local:
+            self.network.dropped(self.host)
 
-    def returned(self) -> None:
-        self.network.returned(self.host)
+    def returned(self, info: HostInfo, seconds: float, *, restarted: bool) -> None:
+        self._record(
+            ConnectionReturned(
+                host=self.host,
+                seconds=seconds,
+                boot_id=info.boot_id,
+                machine_id=info.machine_id,
+                restarted=restarted,
+            )
+        )
+        if not self.local:
+            self.network.returned(self.host)
+
+    def _record(self, event: ConnectionDropped | ConnectionReturned) -> None:
+        # Whoever waits for the host hears of a journal that fails; whoever tells of the line does not.
+        with suppress(JournalError):
+            self.recorder.record(event)
 
     def patience(self) -> Patience:
-        return self.network.patience()
+        return "usual" if self.local else self.network.patience()

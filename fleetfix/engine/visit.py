@@ -89,7 +89,7 @@ class Visit:
     async def _open(self) -> Session:
         """Open it, once more where it was the controller's network that stood in the way."""
         context, network, name = self.context, self.context.network, self.host.name
-        watch = None if self.host.transport == "local" else Watched(network, name)
+        watch = Watched(network, context.recorder, name, local=self.host.transport == "local")
         while True:
             try:
                 session = await context.open_session(
@@ -100,7 +100,7 @@ class Visit:
                 if error.failure.kind != "unreachable" or not await context.network_is_back():
                     raise
             else:
-                if watch is not None:
+                if not watch.local:
                     network.opened(name)
                 return session
 

@@ -5,6 +5,7 @@ to a disk.
 """
 
 import importlib.machinery
+import signal
 import sys
 import types
 
@@ -37,6 +38,7 @@ class Sent:
 
 
 def begin(sources):
+    signal.alarm(0)  # the bootstrap's: it waits for this source, and for so long only
     for name in ("fleetfix", PACKAGE):
         module = types.ModuleType(name)
         module.__path__ = []

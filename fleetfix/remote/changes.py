@@ -63,6 +63,7 @@ def _own(runner, beside_claims=False):
         _survive_removal(runner)
         runner.lease.check()
         return
+    _refuse_where_forgotten(runner)
     runner.lease.refuse_others()
     if not beside_claims:
         runner.claims.refuse_others(runner.run)
@@ -113,6 +114,14 @@ def _refuse_where_lost(runner):
             text % (runner.run, "; ".join(lost[:5])),
             "look at the host; then fleetfix release %s" % runner.run,
         )
+
+
+def _refuse_where_forgotten(runner):
+    """Refuse where this very session has written, and its records are gone: nothing would tell what of it
+    was done, and what is asked again would be done twice."""
+    if runner.again and not os.path.isdir(runner.records.folder):
+        text = "this host has no record of run %s any more (restarted, or swept)" % runner.run
+        raise Refusal("in_doubt", text, "look at the host by hand")
 
 
 # -- a change ---------------------------------------------------------------------------------------
@@ -272,6 +281,7 @@ def undo(runner, frame):
     _wet(runner)
     id = frame["id"]
     file_of(id, runner.run)
+    _refuse_where_forgotten(runner)
     runner.records.log.refresh()
     entry = runner.records.log.entries.get(id)
     if entry is None:

@@ -41,6 +41,7 @@ class Runner(Loop):
         self.purpose["take_over"] = bool(said.get("take_over"))
         self.run = checked_name(self.purpose["run"], "run")
         self.dry = bool(said["dry"])
+        self.again = bool(hello.get("again"))  # this session has written here before its line broke
         self.places = Places(str(hello["root"]))
         self.home = self.places.expected(self.run)
         self.records = Records(self.home, self.run)

@@ -35,6 +35,7 @@ LOOKUPS = 256
 would keep hosts whose turn it is, and the journal, waiting for the names of others."""
 
 HANG_UP = 2.0
+CLOSED = "the connection closed"
 KEEPALIVE = 15
 UNANSWERED = 3
 
@@ -79,7 +80,7 @@ class _Ear(asyncssh.SSHClientSession[bytes]):
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        self._end = "the connection closed"
+        self._end = CLOSED
 
     def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
         if datatype == asyncssh.EXTENDED_DATA_STDERR:
@@ -94,9 +95,8 @@ class _Ear(asyncssh.SSHClientSession[bytes]):
         self._end = f"signal {signal}"
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._receiver.ended(
-            self._end if exc is None else failure_of(exc, "").message or type(exc).__name__
-        )
+        why = self._end if exc is None else failure_of(exc, "").message or type(exc).__name__
+        self._receiver.ended(why, dropped=exc is not None or self._end == CLOSED)
 
 
 async def _start(host: Host, opening: Opening, command: str, receiver: Receiver) -> SshWire:

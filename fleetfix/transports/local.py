@@ -38,7 +38,11 @@ async def connect(command: str, receiver: Receiver) -> LocalWire:
         bufsize=0,
     )
     wire = LocalWire(process, receiver)
-    await wire.begin()
+    try:
+        await wire.begin()
+    except BaseException:
+        await wire.close()
+        raise
     return wire
 
 
@@ -78,12 +82,13 @@ class LocalWire:
             output.close()
         until = asyncio.get_running_loop().time() + HANG_UP
         pause = 0.002
-        while self._process.poll() is None:
-            if asyncio.get_running_loop().time() > until:
-                _left.add(self._process)
-                return
+        _left.add(self._process)
+        while self._process.poll() is None and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.1)
+        if self._process.returncode is not None:
+            _left.discard(self._process)
+        await asyncio.sleep(0)  # in which the pipes are closed
 
     def _over(self) -> None:
         code = self._process.poll()

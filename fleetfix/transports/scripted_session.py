@@ -38,6 +38,7 @@ class ScriptedSession:
         self._watch = opening.watch
         self._epoch: int | None = None
         self._lost = False
+        self._cut_at = 0.0
         self._lost_by: FailureKind = "unreachable"
         self._ending = False
         self._asked: set[asyncio.Task[Any]] = set()
@@ -146,13 +147,16 @@ class ScriptedSession:
 
     def cut(self) -> None:
         """Lose the line, and try to come back: for as long as whoever watches has patience."""
+        self._cut_at = asyncio.get_running_loop().time()
         if self._watch is not None:
-            self._watch.dropped()
+            message = f"{self._name}: the connection was lost"
+            self._watch.dropped(Failure(kind="unreachable", message=message))
 
     def splice(self) -> None:
         """Be back."""
         if self._watch is not None:
-            self._watch.returned()
+            away = asyncio.get_running_loop().time() - self._cut_at
+            self._watch.returned(self.info, away, restarted=False)
 
     async def _whole_line(self) -> None:
         """Wait while the line is cut."""

@@ -12,6 +12,8 @@ from fleetfix.events import (
     ChangeStarted,
     ChangeUndone,
     CommandEnded,
+    ConnectionDropped,
+    ConnectionReturned,
     EvidenceKept,
     HostCommitted,
     HostConnected,
@@ -34,7 +36,7 @@ from fleetfix.state import RunState
 from fleetfix.views.amounts import count, duration, rate, size, unit, when
 from fleetfix.views.checkpoints import said_of_change
 from fleetfix.views.grouping import counted, fold
-from fleetfix.views.lines import found, settled
+from fleetfix.views.lines import found, returned, settled
 from fleetfix.views.neutral import many_lines, one_line
 from fleetfix.views.paint import PLAIN, Paint
 from fleetfix.views.plan import why_ended
@@ -155,6 +157,10 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
         case HostConnected():
             durable = "" if event.durable else ", records do not survive a reboot"
             yield one_line(f"connected as {event.user}, Python {event.python}{durable}")
+        case ConnectionDropped():
+            yield f"{paint('warn', 'connection dropped')}: {one_line(event.reason)}; tried again"
+        case ConnectionReturned():
+            yield returned(event)
         case HostLost():
             yield f"{paint('bad', 'lost')}: {one_line(str(event.failure))}"
         case StepPlanned():

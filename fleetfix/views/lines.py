@@ -13,6 +13,8 @@ from fleetfix.events import (
     ChangeStarted,
     ChangeUndone,
     CohortFormed,
+    ConnectionDropped,
+    ConnectionReturned,
     Event,
     EvidenceKept,
     HostCommitted,
@@ -95,6 +97,12 @@ def _of_host(event: Event, state: RunState, paint: Paint) -> str | None:
             return f"{event.host} {event.step}: evidence kept in {one_line(event.folder)}"
         case RollbackStarted():
             return f"{event.host} {paint('warn', 'going back')}: {one_line(event.reason)}"
+        case ConnectionDropped():
+            return (
+                f"{event.host} {paint('warn', 'connection dropped')}: {one_line(event.reason)}; tried again"
+            )
+        case ConnectionReturned():
+            return f"{event.host} {returned(event)}"
         case ChangeUndone():
             return _undone(event, paint)
         case ChangeFound():
@@ -107,6 +115,14 @@ def _of_host(event: Event, state: RunState, paint: Paint) -> str | None:
             return f"{where}: {words}" if words else None
         case _:
             return None
+
+
+def returned(event: ConnectionReturned) -> str:
+    """That a host answers again, and what that means for what was under way."""
+    back = f"answers again after {duration(event.seconds)}"
+    if not event.restarted:
+        return back
+    return f"{back}: it was restarted meanwhile; what was under way there is looked at again"
 
 
 def found(event: ChangeFound) -> str:

@@ -144,7 +144,9 @@ def _row(host: HostState, watched: Watched) -> Row | None:
         return Row(host.name, "planning" if host.connected else "connecting", "", since, False)
     if host.name not in watched.since:
         return None
-    urgent = host.going_back or host.first_failure is not None
+    urgent = host.going_back or host.first_failure is not None or bool(host.away)
+    if host.away:
+        return Row(host.name, "no answer", one_line(host.away), since, urgent)
     step = "going back" if host.going_back else host.step or "begins"
     return Row(host.name, step, "" if host.doing == "going back" else one_line(host.doing), since, urgent)
 

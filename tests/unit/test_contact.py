@@ -1,16 +1,23 @@
-"""The first words between controller and runner, where nobody waits for them any more."""
+"""The first words between controller and runner, and the last: silence."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from fleetfix import protocol
-from fleetfix.conversation import Contact, Password, Receiver, Wire
+from fleetfix.commands import Read
+from fleetfix.conversation import Contact, Conversation, Password, Receiver, Wire
 from fleetfix.errors import Failure, HostError
+from fleetfix.inventory import Host
+from fleetfix.session import Opening, Purpose, Timers
 
 
 async def never(command: str, receiver: Receiver) -> Wire:
@@ -113,3 +120,76 @@ async def test_a_password_of_which_two_hosts_say_nothing_is_sent_to_no_third() -
     assert sum(bool(host.got) for host in hosts) == 2
     assert ends[4] is not None
     assert "gpu00 and gpu01 had it" in ends[4].message
+
+
+class SilentAfter:
+    """A wire to a runner that answers so many pings, and then falls silent without a word."""
+
+    def __init__(self, receiver: Receiver, answers: int) -> None:
+        self.answers = answers
+        self.unanswered = 0
+        self._receiver = receiver
+        self._sent = bytearray()
+        self._greeted = False
+
+    def send(self, data: bytes) -> None:
+        if not self._greeted:  # the runner's source
+            self._greeted = True
+            return
+        self._sent += data
+        while len(self._sent) >= 4:
+            size = int.from_bytes(self._sent[:4], "big")
+            if len(self._sent) < 4 + size:
+                return
+            frame = json.loads(bytes(self._sent[4 : 4 + size]))
+            del self._sent[: 4 + size]
+            self._take(frame)
+
+    def _take(self, frame: dict[str, Any]) -> None:
+        if frame["op"] == "hello":
+            self._answer({"n": frame["n"], "reply": HELLO})
+        elif frame["op"] == "ping" and self.answers:
+            self.answers -= 1
+            self._answer({"pong": frame["t"]})
+        elif frame["op"] == "ping":
+            self.unanswered += 1
+
+    def _answer(self, frame: dict[str, Any]) -> None:
+        asyncio.get_running_loop().call_soon(self._receiver.data, protocol.encode(frame))
+
+    async def close(self) -> None:
+        pass
+
+
+HELLO = {
+    **dict.fromkeys(("user", "hostname", "boot_id", "machine_id", "home"), "x"),
+    "python": "3.11.0",
+    "uid": 0,
+    "now": 0.0,
+}
+
+
+@pytest.mark.parametrize("answers", [0, 3])
+async def test_silence_is_noticed_before_more_than_three_pings_are_without_an_answer(answers: int) -> None:
+    wires: list[SilentAfter] = []
+
+    async def connect(command: str, receiver: Receiver) -> SilentAfter:
+        (nonce,) = re.findall(r"fleetfix/\d+/([0-9a-f]+)/ ", command)
+        wires.append(SilentAfter(receiver, answers))
+        marker = f"fleetfix/{protocol.PROTOCOL}/{nonce}/123\n"
+        asyncio.get_running_loop().call_soon(receiver.data, marker.encode())
+        return wires[-1]
+
+    timers = Timers(ping=0.2, silence=0.6, reconnect_within=0.0)
+    assert timers.silence / timers.ping == pytest.approx(Timers().silence / Timers().ping)
+    purpose = Purpose(run="r1", playbook="p", dry=True, operator="o", controller="c")
+    session = await Conversation.open(
+        Host(name="gpu01", address="gpu01"), purpose, Opening(timers=timers), connect
+    )
+    try:
+        with pytest.raises(HostError, match="nothing was heard for"):
+            await session.read("s", [Read(function="facts.nothing")])
+    finally:
+        await session.close()
+    assert wires[0].answers == 0
+    assert wires[0].unanswered <= 3
