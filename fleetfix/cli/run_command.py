@@ -163,10 +163,10 @@ async def _run(request: CommandRequest, journal: Journal, show: Show) -> RunStat
     recorder = Recorder(request.run, journal, (show,))
 
     async def take(host: str, stream: Stream, data: bytes) -> None:
-        if interrupts.times and streams.broken():
+        if interrupts.times and streams.left():
             return  # nobody reads: what is on its way goes nowhere
         await show.take(host, stream, data)
-        if streams.broken() and not interrupts.times:
+        if streams.left() and not interrupts.times:
             interrupts.interrupt("SIGPIPE")
 
     progress = asyncio.ensure_future(show.progress(recorder))
@@ -227,7 +227,10 @@ class Show:
                 for block in self._gathered.blocks("out" if stream == "out" else "err"):
                     print(block, file=file)
             sys.stdout.flush()
-        if not self._json or code:
+        # Nothing else has what hosts have printed: where it is lost, not all is well.
+        unwritten = code == 0 and bool(streams.lost())
+        if not self._json or code or unwritten:
             paint = Paint.for_stream(sys.stderr, os.environ)
-            print(fit(command_summary(state, code, paint), sys.stderr), file=sys.stderr)
-        return code
+            told = command_summary(state, 1 if unwritten else code, paint, unwritten=unwritten)
+            print(fit(told, sys.stderr), file=sys.stderr)
+        return 1 if unwritten else code

@@ -76,7 +76,7 @@ def lost() -> str:
     return "" if error is None or error.errno == errno.EPIPE else os.strerror(error.errno or 0).lower()
 
 
-def broken() -> bool:
-    """Whether what is written to stdout arrives nowhere any more: its reader left, or its disk is full."""
+def left() -> bool:
+    """Whether whoever read stdout has left, and wants no more; a full disk is no such word."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return isinstance(raw, Lasting) and raw.lost is not None
+    return isinstance(raw, Lasting) and raw.lost is not None and raw.lost.errno == errno.EPIPE

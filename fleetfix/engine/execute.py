@@ -261,8 +261,8 @@ def _result(ended: Ended, lost: Failure | None) -> tuple[Outcome, Failure | None
         message = f"{lost.message}; nothing tells how far the command came"
         return "in_doubt", lost.model_copy(update={"message": message})
     if lost is None and ended.failure is not None and ended.failure.kind == "command":
-        # Killed by the command itself, or for memory: no longer is anybody there who would end the rest.
-        message = f"{ended.failure.message}; nothing tells how far it came, and what it started may run on"
+        # Its keeper was killed, by the command itself or for memory.
+        message = f"{ended.failure.message}; nothing tells how far it came"
         return "in_doubt", ended.failure.model_copy(update={"message": message})
     if ended.failure is not None:
         return ("cancelled" if ended.failure.kind == "cancelled" else "failed"), ended.failure

@@ -13,7 +13,16 @@ import subprocess
 import time
 
 from fleetfix.remote import calls
-from fleetfix.remote.api import PATH, pack, user_environment, user_home
+from fleetfix.remote.api import (
+    PATH,
+    all_processes,
+    be_subreaper,
+    pack,
+    stat_of,
+    user_environment,
+    user_home,
+)
+from fleetfix.remote.loop import GRACE
 
 WINDOW = 256 * 1024  # bytes that may be on their way to the controller, both streams together
 PIECE = 64 * 1024
@@ -27,14 +36,42 @@ def execute(runner, frame):
     stream = Stream(runner, frame)
     runner.streams[stream.n] = stream
     try:
-        answer = yield stream.begin(frame)
+        keeper = stream.begin(frame)
+        born = stat_of(keeper.pid)
+        answer = yield keeper
         if "died" in answer:
-            answer = calls.failed("command", "the command's keeper %s" % answer["died"])
+            left = yield from _end_orphans(runner, born[2] if born else 0)
+            ended = "what it ran cannot be ended: %s" % ", ".join(left) if left else "what it ran was ended"
+            text = "the command's keeper %s; %s" % (answer["died"], ended)
+            answer = calls.failed("hung" if left else "command", text)
         yield from stream.drain()
         return answer
     finally:
         del runner.streams[stream.n]
         stream.close()
+
+
+def _end_orphans(runner, since):
+    """End what a killed keeper has left behind since it was born: it went to the runner, a subreaper.
+
+    What an earlier command of this session has left running on purpose is older, and stays.
+    """
+
+    def kill(tell):
+        tell({"done": {"value": [name for pid in left for name in calls.end_all_of(pid, GRACE)]}})
+
+    left, named = [], []
+    for _ in range(3):  # what is ended may leave others behind
+        own = {child.pid for child in runner.children}
+        left = [
+            pid
+            for pid, (_, parent, start) in all_processes().items()
+            if parent == os.getpid() and pid not in own and start >= since
+        ]
+        if not left:
+            break
+        named = (yield runner.fork("kill", "", kill)).get("value") or []
+    return named
 
 
 class Stream:
@@ -65,6 +102,7 @@ class Stream:
             os.set_blocking(fd, False)
             self.runner.watch(fd, select.POLLIN, lambda fd=fd: self._take(fd))
         self.runner.private.update(self.outputs, () if self.input is None else (self.input,))
+        be_subreaper()  # of the runner: a command may kill its keeper, and would else run on with nobody
         child = self.runner.fork("command", "", _work(frame, stdin, for_out, for_err))
         for fd in ends:
             os.close(fd)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -51,27 +52,37 @@ def shown(data: bytes) -> str:
 
 
 class Lines:
-    """Cuts one stream of one host into lines, in memory that does not grow."""
+    """Cuts one stream of one host where lines end, in memory that does not grow.
+
+    Lines stay together as they came: much output is of short ones, and each would cost as much as all.
+    """
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
-    def add(self, data: bytes) -> list[bytes]:
-        """The lines that are whole with this."""
+    def add(self, data: bytes) -> bytes:
+        """The lines that are whole with this, each with its end; one that is too long, in pieces."""
         self._rest += data
         if b"\n" not in data and len(self._rest) <= LONGEST_LINE:
-            return []
-        pieces = [_pieces(line) for line in bytes(self._rest).split(b"\n")]
-        self._rest = bytearray(pieces[-1].pop())
-        return [one for line in pieces for one in line]
+            return b""
+        at = self._rest.rfind(b"\n") + 1
+        block = bytes(self._rest[:at])
+        *pieces, self._rest = _pieces(self._rest[at:])
+        if len(block) > LONGEST_LINE and _TOO_LONG.search(block):
+            lines = block.removesuffix(b"\n").split(b"\n")
+            block = b"\n".join(piece for line in lines for piece in _pieces(bytearray(line))) + b"\n"
+        return block + b"".join(piece + b"\n" for piece in pieces)
 
-    def end(self) -> list[bytes]:
-        """What is left of a last line that never ended."""
+    def end(self) -> bytes:
+        """What is left of a last line that never ended, with an end."""
         rest, self._rest = bytes(self._rest), bytearray()
-        return [rest] if rest else []
+        return rest + b"\n" if rest else b""
 
 
-def _pieces(line: bytes) -> list[bytes]:
+_TOO_LONG = re.compile(rb"(?m)^[^\n]{%d}" % (LONGEST_LINE + 1))
+
+
+def _pieces(line: bytearray) -> list[bytearray]:
     """A line, or as many as it takes; none ends in the middle of a character."""
     found = []
     while len(line) > LONGEST_LINE:
@@ -110,14 +121,14 @@ class Live:
     def end(self, host: str) -> None:
         """Write what is left of a host that has ended."""
         for stream in self._outs:
-            lines = self._lines.pop((host, stream), None)
-            if lines is not None and (rest := lines.end()):
+            known = self._lines.pop((host, stream), None)
+            if known is not None and (rest := known.end()):
                 self._write(host, stream, rest)
 
-    def _write(self, host: str, stream: Stream, lines: list[bytes]) -> None:
+    def _write(self, host: str, stream: Stream, lines: bytes) -> None:
         named = self._paints[stream](_TONES[stream], f"{host}:")
         before = named + " " * (self._widths[stream] - len(host) + 1 if self._widths[stream] else 1)
-        text = shown(b"\n".join(lines)).replace("\n", "\n" + before)
+        text = shown(lines.removesuffix(b"\n")).replace("\n", "\n" + before)
         self._outs[stream].words(f"{before}{text}\n")
 
 
@@ -226,10 +237,13 @@ def _said(host: HostState) -> str:
     return kind.replace("_", " ")
 
 
-def command_summary(state: RunState, code: int | None, paint: Paint = PLAIN) -> str:
+def command_summary(
+    state: RunState, code: int | None, paint: Paint = PLAIN, *, unwritten: bool = False
+) -> str:
     """Every host in one of the results, what went wrong first; the numbers add up to the selection.
 
     Without an exit code the controller ended before the command did: of some hosts no result is known.
+    `unwritten` says that not all that was printed could be passed on.
     """
     results: dict[str, list[HostState]] = {}
     for host in sorted(state.hosts.values(), key=_rank):
@@ -241,13 +255,14 @@ def command_summary(state: RunState, code: int | None, paint: Paint = PLAIN) -> 
     counts = ", ".join(paint(_tone(said), _counted(len(hosts), said)) for said, hosts in results.items())
     took = f" · {duration(state.ended_at - state.began_at)}" if state.ended_at else ""
     told = f"{count(len(state.hosts), 'host')}: {counts}{took}"
-    return "\n".join([*lines, f"{told} · {_ended(code, paint)}"])
+    return "\n".join([*lines, f"{told} · {_ended(code, paint, unwritten)}"])
 
 
-def _ended(code: int | None, paint: Paint) -> str:
+def _ended(code: int | None, paint: Paint, unwritten: bool) -> str:
     if code is None:
         return paint("bad", "it did not finish: its controller ended")
-    meaning = f" ({MEANINGS[code]})" if code in MEANINGS else ""
+    known = "output was lost" if unwritten else MEANINGS.get(code)
+    meaning = f" ({known})" if known else ""
     return paint("good" if code == 0 else "bad", f"exit {code}") + meaning
 
 

@@ -89,3 +89,16 @@ def test_no_file_gets_the_number_of_a_closed_stream(shell: Shell, place: Path) -
     )
     done = shell(f'{sys.executable} -c "{code}" <&- 2>&-')
     assert int(done.stdout) > 2
+
+
+@FULL
+@pytest.mark.parametrize("how", ["", "--gather", "--json"])
+def test_a_command_goes_on_where_its_output_is_lost_and_all_is_not_well_then(
+    how: str, shell: Shell, place: Path
+) -> None:
+    done = shell(f"$F exec {how} -i here.yaml --hosts here -- 'seq 99999; touch {place}/over' >/dev/full")
+    assert (done.returncode, (place / "over").exists()) == (1, True)
+    told, said = done.stderr.splitlines()
+    assert told.endswith("exit 1 (output was lost)")
+    assert said == "fleetfix: not all could be written to stdout: no space left on device"
+    assert shell(f"$F exec {how} -i here.yaml --hosts here -- 'seq 9; exit 3' >/dev/full").returncode == 2

@@ -85,10 +85,16 @@ class CommandContract(CommandRefusals):
         assert (killed.exit, missing.exit) == (-9, 127)
         assert b"No such file" in heard.err
 
-    async def test_a_command_that_kills_its_keeper_has_no_exit(self, place: Place) -> None:
+    async def test_a_command_that_kills_its_keeper_has_no_exit_and_leaves_nothing(
+        self, place: Place
+    ) -> None:
         session = await place.open()
-        ended, _ = await ran(session, sh("kill -KILL $PPID"))
+        word = token()
+        ended, _ = await ran(
+            session, sh(f"setsid sleep {word} & (sleep {word} &); kill -KILL $PPID; sleep {word}")
+        )
         assert (ended.exit, ended.failure and ended.failure.kind) == (None, "command")
+        assert processes_with(word) == []
 
     async def test_input_is_closed_unless_given_and_given_whole(self, place: Place) -> None:
         session = await place.open()

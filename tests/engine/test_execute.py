@@ -134,7 +134,7 @@ async def test_a_command_that_nobody_keeps_any_more_is_in_doubt() -> None:
         patch.setattr(ScriptedSession, "execute", killed)
         state = await one.run()
     assert set(outcomes(state).values()) == {"in_doubt"}
-    assert "may run on" in state.hosts["gpu01"].finished.reason  # type: ignore[union-attr]
+    assert "nothing tells how far" in state.hosts["gpu01"].finished.reason  # type: ignore[union-attr]
     assert "4 in doubt" in command_summary(state, state.exit)
     assert state.exit == 2
 
