@@ -290,7 +290,7 @@ def _drop_where(ctx, over):
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = os.path.join(folder, name)
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb") as file:  # a note, or what a kill left half way to being one
                 note = json.loads(file.read())
         except (OSError, ValueError):
             continue

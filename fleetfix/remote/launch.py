@@ -87,7 +87,9 @@ def record_name(index):
 def records_in(folder):
     """[start record] of a run's folder `job`."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    found = [load(os.path.join(folder, name)) for name in names if name.startswith("started")]
+    # What a kill left half way to being one (`started.json.PID.tmp`) is none.
+    kept = [name for name in names if name.startswith("started") and name.endswith(".json")]
+    found = [load(os.path.join(folder, name)) for name in kept]
     return [one for one in found if one]
 
 

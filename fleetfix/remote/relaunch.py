@@ -415,10 +415,14 @@ def forget(ctx):
 
 
 def _unlink(path):
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+    """Remove a file, and what a kill left half way to being it: that holds the same secrets."""
+    folder, name = os.path.split(path)
+    for one in os.listdir(folder) if os.path.isdir(folder) else ():
+        if one == name or (one.startswith(name + ".") and one.endswith(".tmp")):
+            try:
+                os.unlink(os.path.join(folder, one))
+            except FileNotFoundError:
+                pass
 
 
 @write

@@ -547,9 +547,17 @@ TERMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("term", TERMS)
+SIGNALLED = [point for point in STOP_POINTS if point[0] is ending]
+
+
 @pytest.mark.parametrize(
-    "point", STOP_POINTS, ids=lambda point: f"{point[1]}-{'after' if point[2] else 'before'}"
+    ("point", "term"),
+    [
+        *((point, "prompt") for point in STOP_POINTS),
+        # How it takes being told to end matters once it was told.
+        *((point, term) for point in SIGNALLED for term in TERMS if term != "prompt"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else f"{one[1]}-{'after' if one[2] else 'before'}",
 )
 def test_killed_anywhere_in_a_stop_undo_leaves_one_job(host: GpuHost, point: Any, term: str) -> None:
     pid, _ = run_job(host, **TERMS[term])
