@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 from pydantic import Field
 
-from fleetfix.commands import Json, Value
+from fleetfix.commands import Json, Seconds, Value
 from fleetfix.documents import Document, parse, refuse, text_of
 from fleetfix.errors import DocumentError, InventoryError, PatternError
 from fleetfix.folders import config_folder
@@ -60,6 +60,8 @@ class Host(Value):
     """A jump host, as ssh's ProxyJump."""
     become: bool = False
     """Work as root, by sudo."""
+    connect_timeout: Seconds | None = None
+    """How long the host may take to answer, in seconds, before it is unreachable."""
     python: PythonPath | None = None
     ssh_config: str | None = None
     """An ssh configuration file used for this host beside the user's own."""

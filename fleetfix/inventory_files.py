@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fleetfix.commands import Json, Value
+from fleetfix.commands import Json, Seconds, Value
 from fleetfix.complaints import Place, check, keys_of, like
 from fleetfix.documents import Document
 from fleetfix.errors import PatternError
@@ -48,6 +48,7 @@ class Settings(Value):
     transport: Transport | None = None
     via: Address | None = None
     become: bool | None = None
+    connect_timeout: Annotated[Seconds, Field(gt=0)] | None = None
     python: PythonPath | None = None
     ssh_config: str | None = None
     key_file: str | None = None

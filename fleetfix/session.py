@@ -235,6 +235,10 @@ class Timers:
     """How long a lost connection is tried again for somebody who waits for an answer."""
 
 
+CONNECT_TIMEOUT = 15.0
+"""Seconds until a host that does not answer is unreachable, where nothing says otherwise."""
+
+
 @dataclass(frozen=True)
 class Opening:
     """How a session is opened, beyond host and purpose.
@@ -244,7 +248,9 @@ class Opening:
     runner itself keeps records at; only tests set it.
     """
 
-    connect_timeout: float = 15.0
+    connect_timeout: float = CONNECT_TIMEOUT
+    usual_timeout: bool = False
+    """Nobody has asked for that connect timeout: the ssh configuration may say another."""
     progress: Progress | None = None
     timers: Timers = field(default_factory=Timers)
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -286,7 +292,7 @@ async def open_session(
     host: Host,
     purpose: Purpose,
     *,
-    connect_timeout: float = 15.0,
+    connect_timeout: float | None = None,
     progress: Progress | None = None,
     timers: Timers | None = None,
     modules: Mapping[str, str] | None = None,
@@ -298,8 +304,10 @@ async def open_session(
 
     Raises HostError: unreachable, auth, host_key, no_python, sudo.
     """
+    asked = connect_timeout or host.connect_timeout
     opening = Opening(
-        connect_timeout=connect_timeout,
+        connect_timeout=asked or CONNECT_TIMEOUT,
+        usual_timeout=asked is None,
         progress=progress,
         timers=timers or Timers(),
         modules=modules or {},

@@ -7,7 +7,6 @@ goes through; it may be given up from any thread while another one opens it.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import logging
 import random
 import threading
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import asyncssh
 import fabric
 import paramiko
-from asyncssh.config import SSHClientConfig
 from paramiko.auth_strategy import AuthFailure
 from paramiko.hostkeys import InvalidHostKey
 from paramiko.pkey import UnknownKeyType
@@ -28,7 +26,8 @@ from paramiko.ssh_exception import NoValidConnectionsError
 from fleetfix.errors import Failure, FailureKind, HostError
 from fleetfix.transports.fabric_keys import Asking, Identities, Keys, Refused, kinds_known
 from fleetfix.transports.host_keys import HostKeys, Policy
-from fleetfix.transports.ssh_configuration import Place, files, hops_of, settings
+from fleetfix.transports.ssh_config import Settings
+from fleetfix.transports.ssh_configuration import Place, hops_of, settings
 
 if TYPE_CHECKING:
     from fleetfix.inventory import Host
@@ -40,7 +39,6 @@ KEEPALIVE = 15
 DROPPED = ("banner", "closed", "dropped", "negotiation failed")
 """Words of paramiko's where a server hung up before it had said who it is."""
 GIVEN_UP = "it was given up"
-DEFAULT_PORT = 22
 
 for _name in ("paramiko", "fabric", "invoke"):
     # What goes wrong comes as an exception; nothing of theirs is written over a live view.
@@ -119,11 +117,9 @@ class Line:
         gateway: Any = None
         if hops := hops_of(host.via, said):
             gateway = self._chain.reach(hops, host.ssh_config, self._policy, self._seconds)
-        elif (command := said.get("ProxyCommand")) and str(command).lower() != "none":
-            gateway = str(command)
-        self._connection = connection = _made(
-            place, host.ssh_config, self._keys, said, self._seconds, gateway, config
-        )
+        elif said.proxy_command:
+            gateway = said.proxy_command
+        self._connection = connection = _made(place, self._keys, said, self._seconds, gateway, config)
         if self._over.is_set():
             raise OSError(GIVEN_UP)
         _dial(connection)
@@ -163,19 +159,16 @@ def _worth_another(error: Exception) -> bool:
 
 def _made(
     place: Place,
-    ssh_config: str | None,
     keys: HostKeys,
-    said: SSHClientConfig,
+    said: Settings,
     seconds: float,
     gateway: Any,
     config: fabric.Config | None = None,
 ) -> fabric.Connection:
     """A connection that is not open yet. All that the configuration says is in it already."""
-    address = str(said.get("Hostname") or place.address)
-    port = int(place.port or said.get("Port") or DEFAULT_PORT)  # type: ignore[call-overload]
-    user = place.user or str(said.get("User") or getpass.getuser())
-    keys.learn(files(ssh_config), place.address, place.port, place.user)
-    name = str(said.get("HostKeyAlias") or address)
+    address, port, user = said.host, said.port, said.user
+    keys.learn(said)
+    name = said.text("HostKeyAlias") or address
     known = kinds_known(keys, name, port)
     # What ssh's configuration says is settled here: Fabric is to read none by itself.
     settled = config or fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)
@@ -192,7 +185,7 @@ def _made(
             "banner_timeout": seconds,
             "auth_timeout": seconds,
             "channel_timeout": seconds,
-            "compress": bool(said.get("Compression")),
+            "compress": said.yes("Compression"),
             "transport_factory": partial(_transport, known=known),
         },
     )
@@ -285,7 +278,7 @@ def _hop(
     try:
         place = Place.parse(hop)
         said = settings(place, ssh_config)
-        connection = _made(place, ssh_config, keys, said, max(seconds, 1.0), last)
+        connection = _made(place, keys, said, max(seconds, 1.0), last)
         _dial(connection)
     except Exception as error:
         if connection is not None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import asyncssh
 import paramiko
-from asyncssh.config import SSHClientConfig
 from paramiko.auth_strategy import AuthStrategy, InMemoryPrivateKey
 
 from fleetfix.transports.host_keys import HostKeys
+from fleetfix.transports.ssh_config import Settings
 from fleetfix.transports.ssh_configuration import Place
 
 KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
@@ -75,20 +75,14 @@ class Identities:
     agent: bool
 
     @classmethod
-    def of(cls, place: Place, said: SSHClientConfig) -> Identities:
-        listed = said.get("IdentityFile")  # an empty list where it says `none`
-        named = (
-            [str(one) for one in listed]
-            if isinstance(listed, list)
-            else [f"~/.ssh/{name}" for name in KEYS]
-        )
-        files = [place.key_file] if place.key_file else named
-        certificates = said.get("CertificateFile")
+    def of(cls, place: Place, said: Settings) -> Identities:
+        # An empty list is one where it says `none`.
+        files = said.texts("IdentityFile", [f"~/.ssh/{name}" for name in KEYS])
         return cls(
-            tuple(map(_home, files)),
-            tuple(_home(str(one)) for one in (certificates if isinstance(certificates, list) else [])),
-            only=bool(said.get("IdentitiesOnly")) or place.key_file is not None,
-            agent=said.get("IdentityAgent", "") is not None,
+            tuple(map(_home, [place.key_file] if place.key_file else files)),
+            tuple(map(_home, said.texts("CertificateFile"))),
+            only=said.yes("IdentitiesOnly") or place.key_file is not None,
+            agent=said.config.get("IdentityAgent", "") is not None,
         )
 
 

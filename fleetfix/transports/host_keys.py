@@ -1,115 +1,122 @@
 """Whether a host's key is the one that is known, and what happens with the key of a host never seen.
 
-The user's ssh configuration decides (UserKnownHostsFile, GlobalKnownHostsFile, StrictHostKeyChecking);
-where it says nothing, a new key is accepted and written down at a terminal, and refused in a pipe. A
-changed key is always refused.
+The user's ssh configuration decides (UserKnownHostsFile, GlobalKnownHostsFile, StrictHostKeyChecking,
+RevokedHostKeys, HashKnownHosts); where it says nothing, a new key is accepted and written down at a
+terminal, and refused in a pipe. A changed or revoked key is always refused.
 """
 
 from __future__ import annotations
 
-import functools
-import getpass
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import asyncssh
-from asyncssh.config import SSHClientConfig, SSHConfig
+from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
+
+from fleetfix.transports import known_hosts
+from fleetfix.transports.known_hosts import NOTHING, Known, spelt
+from fleetfix.transports.ssh_config import Settings
 
 Policy = Literal["strict", "accept_new"]
 
 _ACCEPTING = ("accept-new", "no", "off")
-_DEFAULT_PORT = 22
+_USERS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
+_SYSTEMS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 
-
-class _Configuration(SSHClientConfig):
-    """The user's ssh configuration, with the one option that asyncssh passes over."""
-
-    _handlers = {  # noqa: RUF012 - as in the class above it
-        **SSHClientConfig._handlers,
-        "stricthostkeychecking": ("StrictHostKeyChecking", SSHClientConfig._set_string),
-    }
+_unwritten: dict[str, str] = {}
+"""Keys that were accepted by this process and could not be written down, by host."""
 
 
 class HostKeys:
     """The known keys of one host, for one connection to it."""
 
-    def __init__(self, policy: Policy | None) -> None:
+    def __init__(self, policy: Policy | None, tell: Callable[[str], None] | None = None) -> None:
         self.complaint = ""
         self.hint = ""
-        self.identities: list[str] | None = None
-        """Files of the operator's own keys, where the configuration names one that is missing."""
         self._policy: Policy = policy or _by_terminal()
         self._decided = policy is not None
+        self._tell = tell
+        self._hashed = self._commanded = False
+        self._alias = ""
         self._user_files: list[Path] = []
         self._files: list[Path] = []
-        self._known: tuple[Sequence[Any], ...] = ((), (), (), (), (), (), ())
+        self._revoked: list[Path] = []
+        self._known: Known = NOTHING
 
-    def learn(self, config: list[str], address: str, port: int | None, user: str | None) -> None:
-        """Take from the ssh configuration which files hold keys, known and own, and how strict to be."""
-        said = _Configuration.load(
-            None,
-            config,
-            True,
-            False,
-            False,
-            getpass.getuser(),
-            () if user is None else user,
-            address,
-            () if port is None else port,
-        )
-        self.identities = _present(said)
-        strict = str(said.get("StrictHostKeyChecking", "")).lower()
-        if strict and not self._decided:
+    def learn(self, settings: Settings) -> None:
+        """Take from the ssh configuration which files hold keys, and how strict to be."""
+        strict = settings.text("StrictHostKeyChecking").lower()
+        if strict not in ("", "ask") and not self._decided:
             self._policy = "accept_new" if strict in _ACCEPTING else "strict"
-        self._user_files = _paths(said.get("UserKnownHostsFile", ["~/.ssh/known_hosts"]))
-        system = said.get("GlobalKnownHostsFile", ["/etc/ssh/ssh_known_hosts"])
-        self._files = self._user_files + _paths(system)
+        self._hashed = settings.yes("HashKnownHosts")
+        self._commanded = settings.text("KnownHostsCommand") != ""
+        self._alias = settings.text("HostKeyAlias")
+        self._user_files = _paths(settings.texts("UserKnownHostsFile", _USERS))
+        self._files = self._user_files + _paths(settings.texts("GlobalKnownHostsFile", _SYSTEMS))
+        self._revoked = _paths(settings.texts("RevokedHostKeys"))
 
-    def match(self, host: str, addr: str, port: int | None) -> tuple[Sequence[Any], ...]:
-        """The keys that are known of a host: as asyncssh asks for them."""
-        books = [_read(*stamp) for stamp in map(_stamp, self._files) if stamp]
-        found = [book.match(host, addr, port) for book in books]
-        # Where nothing but a revoked key is known at this port, asyncssh forgets it for those of port 22.
-        found += [
-            ((), (), book.match(_spelt(host, port), "", None)[2], (), (), (), ()) for book in books if port
-        ]
-        if found:
-            self._known = tuple([key for one in found for key in one[part]] for part in range(7))
+    def algorithms(self, host: str, port: int) -> list[str]:
+        """The kinds of keys to ask the host for, by preference: the known ones first.
+
+        The others follow, so that a host without its known key is told from one that speaks another SSH.
+        A certificate is asked for only where an authority is known: elsewhere the key itself counts.
+        """
+        known = self.match(self._alias or host, "", port)
+        wanted = get_default_certificate_algs() if known[1] else []
+        wanted = [*wanted, *(one for key in known[0] for one in key.sig_algorithms)]
+        return list(dict.fromkeys(one.decode() for one in (*wanted, *get_default_public_key_algs())))
+
+    def match(self, host: str, addr: str, port: int | None) -> Known:
+        """The keys that are known of a host: as asyncssh asks for them. Raises OSError, ValueError."""
+        known = known_hosts.look_up(self._files, host, addr, port)
+        revoked = [*known[2], *(key for file in self._revoked for key in _listed(file))]
+        self._known = (*known[:2], revoked, *known[3:])
         return self._known
 
     def accept(self, host: str, port: int, key: asyncssh.SSHKey) -> bool:
         """Decide about a key that is not known; a new one that is accepted is written down."""
         print_ = key.get_fingerprint()
-        if self._known[0]:
+        # An alias stands for the host whatever its port is, as with ssh.
+        name = self._alias or spelt(host, port)
+        known = dict.fromkeys(one.algorithm.decode() for one in self._known[0])
+        if known and key.algorithm.decode() not in known:
+            shows = f"{key.algorithm.decode()} {print_}"
+            self.complaint = f"it no longer shows the key that is known, {' or '.join(known)}, but {shows}"
+        elif known or _unwritten.get(name, print_) != print_:
             self.complaint = f"its key has changed to {print_}"
-            self.hint = "if that is right, remove the old key: ssh-keygen -R " + _spelt(host, port)
+        if self.complaint:
+            self.hint = f"if that is right, remove the old key: ssh-keygen -R {_quoted(name)}"
             return False
+        if name in _unwritten:
+            return True
         if self._policy == "strict":
             self.complaint = f"its key {print_} is not known"
             self.hint = "connect once by ssh, or distribute known_hosts"
+            if self._commanded:
+                self.hint += "; KnownHostsCommand is not supported"
             return False
         if self._user_files:
-            _write_down(self._user_files[0], host, port, key)
+            self._write_down(name, key)
         return True
 
+    def _write_down(self, name: str, key: asyncssh.SSHKey) -> None:
+        file = self._user_files[0]
+        try:
+            known_hosts.write_down(file, name, key, hashed=self._hashed)
+        except OSError as error:
+            # As ssh does: the host is believed now; its key must stay the same while this process lives.
+            _unwritten[name] = key.get_fingerprint()
+            if self._tell is not None:
+                why = (error.strerror or str(error)).lower()
+                self._tell(f"its new key is not written down: {file}: {why}")
 
-def _present(said: SSHConfig) -> list[str] | None:
-    """The identity files that there are, or None where all are. asyncssh stumbles over one that is missing.
-
-    As with ssh such a one is passed over; with IdentitiesOnly its public half tells the agent's key.
-    """
-    named = said.get("IdentityFile", [])
-    files = [str(Path(str(name)).expanduser()) for name in (named if isinstance(named, list) else [])]
-    if all(map(os.path.exists, files)):
-        return None
-    halves = (".pub",) if said.get("IdentitiesOnly") else ()
-    candidates = (
-        next((file + end for end in ("", *halves) if os.path.exists(file + end)), "") for file in files
-    )
-    return [file for file in candidates if file]
+    def refused(self, error: asyncssh.Error) -> None:
+        """Say what is wrong with a key that asyncssh refused by itself."""
+        if not self.complaint and "revoked" in str(error):
+            self.complaint = "its key is revoked"
+            self.hint = "known_hosts, or RevokedHostKeys of your ssh configuration, says so"
 
 
 def _by_terminal() -> Policy:
@@ -118,33 +125,21 @@ def _by_terminal() -> Policy:
     )
 
 
-def _paths(names: object) -> list[Path]:
-    listed = names if isinstance(names, list) else []
-    return [Path(str(name)).expanduser() for name in listed if str(name).lower() != "none"]
+def _paths(names: Sequence[str]) -> list[Path]:
+    return [Path(name).expanduser() for name in names if name.lower() != "none"]
 
 
-def _stamp(path: Path) -> tuple[Path, int, int] | None:
-    try:
-        there = path.stat()
-    except OSError:
-        return None
-    return (path, there.st_mtime_ns, there.st_size)
+def _quoted(name: str) -> str:
+    return f"'{name}'" if "[" in name else name
 
 
-@functools.lru_cache(maxsize=64)
-def _read(path: Path, changed: int, size: int) -> asyncssh.SSHKnownHosts:
-    """One known_hosts file, read again only when it has changed; a fleet's is long."""
-    del changed, size
-    return asyncssh.import_known_hosts(path.read_text("utf-8", "replace"))
+_KRL = b"SSHKRL\n\0"
 
 
-def _spelt(host: str, port: int) -> str:
-    return host if port == _DEFAULT_PORT else f"[{host}]:{port}"
-
-
-def _write_down(path: Path, host: str, port: int, key: asyncssh.SSHKey) -> None:
-    line = f"{_spelt(host, port)} {key.export_public_key().decode().strip()}\n"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(line.encode())
+def _listed(file: Path) -> Sequence[asyncssh.SSHKey]:
+    """The keys of a RevokedHostKeys file. One that cannot be read lets nobody in, as with ssh."""
+    data = file.read_bytes()
+    if data.startswith(_KRL):
+        raise ValueError(f"RevokedHostKeys {file} is a binary list; give one of public keys")
+    lines = (line.strip() for line in data.decode("utf-8", "replace").splitlines())
+    return [asyncssh.import_public_key(line) for line in lines if line and not line.startswith("#")]

@@ -357,7 +357,7 @@ async def test_the_key_that_the_inventory_names_logs_in(own_server: sshd.Server)
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-P", "", "-f", str(key)], check=True)
     error = await opened(host.model_copy(update={"key_file": str(key)}))
     assert error.failure.kind == "auth"
-    assert "ssh -v" in error.failure.hint, "one with a passphrase is left to the agent, and there is none"
+    assert "passphrase: ssh-add" in error.failure.hint, "it is left to the agent, and there is none"
 
 
 @pytest.mark.parametrize("missing", ["{folder}/none", "~/.ssh/none"])

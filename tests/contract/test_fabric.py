@@ -123,7 +123,7 @@ async def test_keys_of_hosts_are_looked_at_as_ssh_does(own_server: sshd.Server, 
     error = await refused(host, host_keys="accept_new")
     assert error.failure.kind == "host_key"
     assert re.search(r"has changed to SHA256:\S+", error.failure.message)
-    assert f"ssh-keygen -R [127.0.0.1]:{own_server.port}" in error.failure.hint
+    assert f"ssh-keygen -R '[127.0.0.1]:{own_server.port}'" in error.failure.hint
 
     known.unlink()
     assert (await refused(host, host_keys="strict")).failure.kind == "host_key"

@@ -16,7 +16,8 @@ import pytest
 from fleetfix.errors import Failure, HostError
 from fleetfix.inventory import Host
 from fleetfix.session import Opening, Purpose
-from fleetfix.transports.asyncssh_wire import failure_of, open_session
+from fleetfix.transports.asyncssh_wire import open_session
+from fleetfix.transports.ssh_failures import failure_of
 
 
 def exceptions() -> Iterator[type[Exception]]:
