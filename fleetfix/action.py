@@ -106,6 +106,9 @@ class Action(Value, Generic[Facts]):
     kind: ClassVar[str]
     modules: ClassVar[tuple[str, ...]]
     """The host modules whose functions its reads and changes call."""
+    confidential: ClassVar[frozenset[str]] = frozenset()
+    """The parameters in which `${{ secrets.NAME }}` may stand: their type is `sealed.Confidential`, nothing
+    shows them, and they reach the host in the arguments of calls, by `sealed.in_arguments`."""
 
     @property
     def converges(self) -> bool:
@@ -152,6 +155,8 @@ class Check(Value, Generic[Facts]):
 
     kind: ClassVar[str]
     modules: ClassVar[tuple[str, ...]]
+    confidential: ClassVar[frozenset[str]] = frozenset()
+    """As for an action."""
     unproven: ClassVar[bool] = False
     """True where a sound repair stays although this check did not pass (throughput)."""
     surveyed: ClassVar[bool] = True

@@ -218,6 +218,8 @@ class Execute(Value):
     script: bytes | None = None
     fed: bool = False
     timeout: Annotated[float, Field(gt=0)] | None = None
+    secrets: tuple[str, ...] = ()
+    """The secrets of the session that it finds in its environment, each under its own name."""
 
 
 class Ended(Value):

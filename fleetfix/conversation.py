@@ -12,7 +12,6 @@ import binascii
 import contextlib
 import itertools
 import math
-import os
 import random
 import secrets
 import time
@@ -22,10 +21,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from fleetfix import protocol, replies
+from fleetfix import protocol, replies, secret_values
 from fleetfix.commands import Call, Change, Completed, Ended, Execute, Json, Read
 from fleetfix.errors import Failure, HostError
 from fleetfix.greeting import ALLOW, Said
+from fleetfix.redaction import needles_of
 from fleetfix.session import Feed, HostInfo, Opening, Past, Purpose, Stream, Take, host_error
 
 if TYPE_CHECKING:
@@ -152,10 +152,10 @@ _passwords: WeakKeyDictionary[asyncio.AbstractEventLoop, Password] = WeakKeyDict
 
 
 def password_of_run() -> Password:
-    """The one password object of this event loop, from FLEETFIX_BECOME_PASSWORD."""
+    """The one password object of this event loop, of what this process was given."""
     loop = asyncio.get_running_loop()
     if loop not in _passwords:
-        _passwords[loop] = Password(os.environ.get("FLEETFIX_BECOME_PASSWORD"))
+        _passwords[loop] = Password(secret_values.become_password())
     return _passwords[loop]
 
 
@@ -202,7 +202,8 @@ class Contact:
         """How often sudo has asked for a password."""
         self._sent_password = False
         """It has one, and has not said whether it is right."""
-        self._had_password = False
+        self.password_given: tuple[str, ...] = ()
+        """The password for sudo, where sudo has asked for it here."""
         self._sender: asyncio.Task[None] | None = None
         self._over = False
 
@@ -231,7 +232,7 @@ class Contact:
     def _why_late(self, within: float) -> Failure:
         if self.wire is None:
             return Failure(kind="unreachable", message=f"no answer within {within:.0f} s")
-        return self._said.why_late(within, answered=self._had_password)
+        return self._said.why_late(within, answered=bool(self.password_given))
 
     async def close(self) -> None:
         """Hang up."""
@@ -322,7 +323,8 @@ class Contact:
             return
         finally:
             self._let_time_go(left)
-        self._sent_password = self._had_password = True
+        self._sent_password = True
+        self.password_given = (text,)
         await self._wired.wait()
         assert self.wire is not None
         self.wire.send(text.encode() + b"\n")
@@ -347,7 +349,7 @@ class Contact:
             if dropped and not wrong:
                 message = f"{self._host}: the connection broke before a runner began ({why})"
                 # A password that was on its way when it broke is not sent once more unasked.
-                error = HostError if self._had_password else Dropped
+                error = HostError if self.password_given else Dropped
                 self._fail_with(error(Failure(kind="unreachable", message=message)))
                 return
             self._fail(REFUSED if wrong else said.why_ended(why))
@@ -598,6 +600,7 @@ class Conversation:
             "script": None if script is None else base64.b64encode(script).decode(),
             "fed": feed is not None,
             "timeout": command.timeout,
+            "secrets": list(command.secrets),
         }
         streamed = Streamed(feed)
         asking = asyncio.ensure_future(self._request(frame, (_STREAMING,), streamed=streamed))
@@ -674,12 +677,16 @@ class Conversation:
         contact = self._contact
         if contact is None:
             return
-        needed = self._sources.needed(pending.modules).values()
+        self._teach(contact, pending.modules)
+        contact.send(pending.frame)
+
+    def _teach(self, contact: Contact, modules: Iterable[str]) -> None:
+        """Send the sources of these host modules that this contact does not have."""
+        needed = self._sources.needed(modules).values()
         new = [one for one in needed if one.digest not in self._sent]
         if new:
             self._sent |= {one.digest for one in new}
             contact.send({"op": "sources", "modules": {one.name: one.packed for one in new}})
-        contact.send(pending.frame)
 
     def _send_to(self, streamed: Streamed, frame: dict[str, Json]) -> None:
         """Send what goes to a running command, if it still runs."""
@@ -799,7 +806,16 @@ class Conversation:
                 "again": self._wrote,
             }
         )
+        self._confide(contact)
         return contact
+
+    def _confide(self, contact: Contact) -> None:
+        """Give the host the secrets of the run, and what it is to mask: they are in its memory alone."""
+        values = self._opening.secrets
+        hidden = (*values.values(), *contact.password_given)
+        if needles := needles_of(hidden):
+            self._teach(contact, (_REDACTION,))
+            contact.send({"op": "secrets", "values": dict(values), "needles": needles})
 
     async def _keep_alive(self) -> None:
         """Ping while there is a line, whatever the session is used for: what lies between sees that it is
@@ -959,6 +975,9 @@ async def _hang_up(contact: Contact) -> None:
     with contextlib.suppress(Exception):
         await contact.close()
 
+
+_REDACTION = "redaction"
+"""The host module that knows what to do with secrets, sent with the first of them."""
 
 _STREAMING = Call(function="streaming.execute")
 """Names the host module that runs commands, so that it is sent with the first of them."""

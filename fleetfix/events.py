@@ -15,6 +15,7 @@ from fleetfix.action import Measurement
 from fleetfix.commands import Json, Risk, Value
 from fleetfix.errors import Failure
 from fleetfix.policy import Policy
+from fleetfix.redaction import Mask
 
 VERSION = 1
 
@@ -63,6 +64,8 @@ class ChangeShown(Value):
     fetch_bytes: int = 0
     checkpoint_ages: tuple[float, ...] = ()
     """Seconds since the last checkpoint of each job that it stops, where that is known."""
+    secrets: tuple[str, ...] = ()
+    """The names of those that its undo needs."""
 
     def announces(self) -> frozenset[str]:
         """The items that a plan holding this change has announced."""
@@ -487,3 +490,57 @@ class Record(Value):
     seq: int
     at: float
     event: Event
+
+
+_NAMES = frozenset(
+    {
+        *(
+            "kind",
+            "host",
+            "hosts",
+            "step",
+            "steps",
+            "only",
+            "change",
+            "key",
+            "parts",
+            "risk",
+            "job",
+            "state",
+        ),
+        *(
+            "outcome",
+            "result",
+            "run",
+            "plan",
+            "digest",
+            "boot_id",
+            "machine_id",
+            "controller_machine",
+            "name",
+        ),
+        *("strata", "last", "policy", "scope", "measured", "sha256", "inventory", "secrets", "wave"),
+    }
+)
+"""Fields by which things are known again, chosen here or by the playbook: no secret may stand in them."""
+
+_AS_GIVEN = frozenset({"text", "settings", "source"})
+"""What a run began with, and must go on with: where a secret stands in it the run does not begin."""
+
+
+def without_secrets(event: Event, mask: Mask) -> Event:
+    """The event with every secret masked in what it tells."""
+    if not mask.finds(event.model_dump_json()):
+        return event
+    spared = _NAMES | _AS_GIVEN if isinstance(event, RunStarted) else _NAMES
+    return EVENT.validate_python(_masked(event.model_dump(mode="json"), mask, spared))
+
+
+def _masked(value: Json, mask: Mask, spared: frozenset[str]) -> Json:
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, dict):
+        return {key: item if key in spared else _masked(item, mask, spared) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(item, mask, spared) for item in value]
+    return value

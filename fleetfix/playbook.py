@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast
 from pydantic import Field, PrivateAttr
 
 from fleetfix import library
-from fleetfix.actions import KINDS
+from fleetfix.actions import KINDS, named
 from fleetfix.commands import Json, Value
 from fleetfix.complaints import Place, check, like
 from fleetfix.documents import Document, parse, refuse, text_of
@@ -25,6 +25,8 @@ from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.policy import Policy
 from fleetfix.scalars import written
+from fleetfix.sealed import NAME
+from fleetfix.secret_values import BECOME
 from fleetfix.spelling import hint_for
 from fleetfix.steps import (
     CONTROLS,
@@ -36,12 +38,14 @@ from fleetfix.steps import (
     in_circle,
     references_of,
 )
-from fleetfix.substitution import Reference, Unbound, malformed, references
+from fleetfix.substitution import SECRETS, Reference, Unbound, malformed, references
 
 __all__ = ["Playbook", "Step", "lint", "load", "read"]
 
 PlaybookName = Annotated[str, *like(r"[a-z0-9][a-z0-9-]{0,39}", "a name of small letters, digits and -")]
 
+
+SecretName = Annotated[str, *like(NAME, "a name of letters, digits and _")]
 
 Named = Callable[[str], Container[str]]
 """The names of the hosts that a pattern means; raises FleetfixError where it means none."""
@@ -51,6 +55,7 @@ class _File(Value):
     name: PlaybookName
     summary: str = ""
     vars: dict[str, Json] = Field(default_factory=dict)
+    secrets: tuple[SecretName, ...] = ()
     policy: Policy = Policy()
     steps: Annotated[tuple[Json, ...], Field(min_length=1)]
 
@@ -67,6 +72,8 @@ class Playbook(Value):
     text: str
     vars: dict[str, Json]
     """The variables it declares, with their defaults."""
+    secrets: tuple[str, ...] = ()
+    """The secrets that it uses, by name; a run is given their values."""
     policy: Policy
     steps: tuple[RawStep, ...]
 
@@ -174,11 +181,13 @@ class _Reader:
         names: Any = raw.get("vars") if isinstance(raw.get("vars"), dict) else {}
         self._vars(names)
         written_steps: Any = raw.get("steps") if isinstance(raw.get("steps"), list) else []
+        secrets: Any = raw.get("secrets") if isinstance(raw.get("secrets"), list) else []
+        self._secrets(secrets)
         steps = tuple(
             filter(None, (self._step(item, ("steps", n)) for n, item in enumerate(written_steps)))
         )
         self._check_order(steps)
-        self._check_steps(steps, names)
+        self._check_steps(steps, names, [text for one in secrets if (text := written(one))])
         return None if made is None else self._playbook(made, steps)
 
     def _playbook(self, made: _File, steps: tuple[RawStep, ...]) -> Playbook:
@@ -190,11 +199,12 @@ class _Reader:
             digest=hashlib.sha256(text.encode()).hexdigest(),
             text=text,
             vars=made.vars,
+            secrets=made.secrets,
             policy=made.policy,
             steps=steps,
         )
         playbook._document = self.document
-        used = {found for step in steps for _, found in references_of(step)}
+        used = {found for step in steps for _, found in references_of(step) if found.scope != SECRETS}
         playbook._used = tuple(sorted(used))
         return playbook
 
@@ -209,6 +219,15 @@ class _Reader:
                     ("vars", name),
                     f"a default cannot refer to {reference}: ${{{{ }}}} is read in steps only",
                 )
+
+    def _secrets(self, names: list[Any]) -> None:
+        for number, name in enumerate(names):
+            if name == BECOME:
+                self.complain(
+                    ("secrets", number), "'become' is the password for sudo: no playbook may use it"
+                )
+            if name in names[:number]:
+                self.complain(("secrets", number), f"{name!r} is declared twice")
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -271,13 +290,30 @@ class _Reader:
                 hint = hint_for(name, ids)
                 self.complain(place, f"{key}: there is no step {name!r}" + (f", {hint}" if hint else ""))
 
-    def _check_steps(self, steps: tuple[RawStep, ...], names: dict[str, Json]) -> None:
+    def _check_steps(self, steps: tuple[RawStep, ...], names: dict[str, Json], secrets: list[str]) -> None:
         for step in steps:
+            self._check_secrets(step, secrets)
             for place, reference in references_of(step):
                 if reference.scope == "vars" and reference.name not in names:
                     hint = hint_for(reference.name, names) or "declare it under vars"
                     self.complain(place, f"there is no variable {reference.name!r}, {hint}")
             self._try_step(step, names)
+
+    def _check_secrets(self, step: RawStep, secrets: list[str]) -> None:
+        """A secret is declared, and stands only where nothing shows it."""
+        confidential = named(step.kind).confidential
+        within = len(step.place) + 1
+        for place, reference in references_of(step):
+            if reference.scope != SECRETS:
+                continue
+            if reference.name not in secrets:
+                hint = hint_for(reference.name, secrets) or "declare it under secrets"
+                self.complain(place, f"there is no secret {reference.name!r}, {hint}")
+            inside = place[within - 1] == step.kind and len(place) > within
+            if not inside or place[within] not in confidential:
+                where = " and ".join(sorted(confidential)) or "nothing"
+                said = f"a secret would be shown here; {step.kind} takes secrets in {where}"
+                self.complain(place, said)
 
     def _try_step(self, step: RawStep, names: dict[str, Json]) -> None:
         """Check all of a step that does not depend on a variable."""
@@ -380,6 +416,7 @@ class _Binder:
             said
             for where, reference in references_of(step)
             if (where[: len(place)] == place or place[: len(where)] == where)
+            and reference.scope != SECRETS
             and (said := self.values.said(reference))
         ]
         origin = (

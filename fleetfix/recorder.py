@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from fleetfix import secret_values
 from fleetfix.errors import JournalError
-from fleetfix.events import Event, Record
+from fleetfix.events import Event, Record, without_secrets
 from fleetfix.state import RunState, after
 
 
@@ -60,6 +61,8 @@ class Recorder:
         if self._error is not None:
             raise self._error
         self._seq += 1
+        if (mask := secret_values.mask()) is not None:
+            event = without_secrets(event, mask)
         record = Record(run=self.run, seq=self._seq, at=self._clock(), event=event)
         self.state = after(self.state, record)
         self._waiting.append(record)

@@ -8,6 +8,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from fleetfix.actions import KINDS, named
 from fleetfix.policy import Policy
+from fleetfix.sealed import NAME
 from fleetfix.steps import Controls
 
 _BOUND = {"type": "string", "pattern": r"\$\{\{.*\}\}"}
@@ -26,6 +27,7 @@ def schema() -> dict[str, Any]:
         "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9-]{0,39}$"},
         "summary": {"type": "string"},
         "vars": {"type": "object"},
+        "secrets": {"type": "array", "items": {"type": "string", "pattern": f"^{NAME}$"}},
         "policy": _taken(Policy.model_json_schema(schema_generator=_Generator), definitions),
         "steps": {"type": "array", "minItems": 1, "items": _step(definitions)},
     }

@@ -17,6 +17,7 @@ from pydantic import Field, StringConstraints
 
 from fleetfix.commands import Change, Completed, Ended, Execute, Json, Read, Risk, Value
 from fleetfix.errors import Bug, Failure, HostError
+from fleetfix.secret_values import held
 
 if TYPE_CHECKING:
     from fleetfix.inventory import Host
@@ -115,6 +116,8 @@ class Past(Value):
     completed: Completed | None = None
     key: str = ""
     job: Literal["", "captures", "stops", "starts"] = ""
+    secrets: tuple[str, ...] = ()
+    """The names of those that its undo needs."""
 
 
 class Purpose(Value):
@@ -257,6 +260,8 @@ class Opening:
     host_keys: Literal["strict", "accept_new"] | None = None
     root: str = ""
     watch: Watch | None = None
+    secrets: Mapping[str, str] = field(default_factory=held, repr=False)
+    """Values by name, for the placeholders in arguments; they are sent once, and kept in memory there."""
 
 
 Patience = Literal["usual", "more", "none"]

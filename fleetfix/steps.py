@@ -12,6 +12,7 @@ from fleetfix.actions import named
 from fleetfix.commands import Json, Seconds, Value
 from fleetfix.complaints import Place, check, keys_of, like
 from fleetfix.scalars import written
+from fleetfix.sealed import KEPT
 from fleetfix.substitution import Lookup, Reference, references, substitute
 
 OnFailure = Literal["rollback", "stop", "continue"]
@@ -132,7 +133,7 @@ def recalled(data: Json) -> tuple[Step, ...]:
     steps = []
     for item in data:
         controls = {name: value for name, value in item.items() if name not in ("kind", "act")}
-        steps.append(Step(**controls, act=named(item["kind"]).model_validate(item["act"])))
+        steps.append(Step(**controls, act=named(item["kind"]).model_validate(item["act"], context=KEPT)))
     return tuple(steps)
 
 

@@ -1,7 +1,7 @@
-"""`${{ vars.x }}` and `${{ host.x }}`: the only substitution in a playbook, strict and done at load.
+"""`${{ vars.x }}`, `${{ host.x }}`, `${{ secrets.x }}`: the only substitution, strict and done at load.
 
 A reference that is a whole value keeps the type of what it names; inside text it becomes text. All
-else is literal: `{{.Names}}`, `$HOME`, `%s`.
+else is literal: `{{.Names}}`, `$HOME`, `%s`. A secret stays sealed: its value is never in here.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import Any, NamedTuple
 
 from fleetfix.complaints import Place
 from fleetfix.scalars import written
+from fleetfix.sealed import Sealed
 
+SECRETS = "secrets"
 _OPEN = "${{"
 _REFERENCE = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
-_NAME = re.compile(r"\s*(vars|host)\.([A-Za-z_][A-Za-z0-9_-]*)\s*")
+_NAME = re.compile(r"\s*(vars|host|secrets)\.([A-Za-z_][A-Za-z0-9_-]*)\s*")
 
 
 class Reference(NamedTuple):
     """What a `${{ }}` names."""
 
     scope: str
-    """`vars` or `host`."""
+    """`vars`, `host` or `secrets`."""
     name: str
 
     def __str__(self) -> str:
@@ -34,7 +36,7 @@ class Unbound(ValueError):
 
 
 Lookup = Callable[[Reference], Any]
-"""Gives the value of a reference, or raises Unbound."""
+"""Gives the value of a reference, or raises Unbound. It is not asked for secrets."""
 
 
 def references(value: Any, place: Place = ()) -> Iterator[tuple[Place, Reference]]:
@@ -50,7 +52,7 @@ def malformed(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
     for where, text in _texts(value, place, keys=True):
         for found in _REFERENCE.finditer(text):
             if not _NAME.fullmatch(found[1]):
-                yield where, f"{found[0]} is not read: only vars.NAME and host.NAME are"
+                yield where, f"{found[0]} is not read: only vars.NAME, host.NAME and secrets.NAME are"
         if _OPEN in _REFERENCE.sub("", text):
             yield where, "a ${{ is never closed by }}"
 
@@ -86,11 +88,29 @@ def _substituted(text: str, lookup: Lookup, complain: Callable[[Place, str], Non
     try:
         whole = _REFERENCE.fullmatch(text)
         if whole is not None and (name := _NAME.fullmatch(whole[1])):
-            return lookup(Reference(name[1], name[2]))
-        return _REFERENCE.sub(lambda found: _as_text(found, lookup), text)
+            reference = Reference(name[1], name[2])
+            return (
+                Sealed(parts=("", reference.name, "")) if reference.scope == SECRETS else lookup(reference)
+            )
+        return _in_text(text, lookup)
     except Unbound as error:
         complain(place, str(error))
         return None
+
+
+def _in_text(text: str, lookup: Lookup) -> str | Sealed:
+    """The text with its references replaced; sealed where one of them is a secret."""
+    parts, at = [""], 0
+    for found in _REFERENCE.finditer(text):
+        parts[-1] += text[at : found.start()]
+        name = _NAME.fullmatch(found[1])
+        if name is not None and name[1] == SECRETS:
+            parts += [name[2], ""]
+        else:
+            parts[-1] += _as_text(found, lookup)
+        at = found.end()
+    parts[-1] += text[at:]
+    return parts[0] if len(parts) == 1 else Sealed(parts=tuple(parts))
 
 
 def _as_text(found: re.Match[str], lookup: Lookup) -> str:

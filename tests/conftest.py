@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from fleetfix import secret_values
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +65,12 @@ def _a_home_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
         monkeypatch.setenv(f"XDG_{name}_HOME", str(home / folder))
     for name in ("FLEETFIX_INVENTORY", "SSH_AUTH_SOCK", "CLUSTERSHELL_CFGDIR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_another_test() -> Iterator[None]:
+    yield
+    secret_values.forget()
 
 
 @pytest.fixture

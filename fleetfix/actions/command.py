@@ -11,6 +11,7 @@ from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 from fleetfix.action import Action, Plan, Probe
 from fleetfix.commands import Call, Change, Completed, Read, Value
 from fleetfix.domain.masking import masked
+from fleetfix.sealed import Confidential, Sealed, in_arguments
 
 Argv = Annotated[tuple[str, ...], Field(min_length=1)]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -30,11 +31,14 @@ class ByWord(Action[CheckFacts]):
     """
 
     modules: ClassVar[tuple[str, ...]] = ("shell",)
+    confidential: ClassVar[frozenset[str]] = frozenset({"env", "stdin"})
 
     always: bool = False
     """Run without a check, each time: nothing verifies it, and it is never repeated unasked."""
-    stdin: str = ""
-    env: dict[Variable, str] = Field(default_factory=dict)
+    stdin: Confidential = ""
+    """Given to the command, not to its check or undo. Secrets may stand in it: no process list shows it."""
+    env: dict[Variable, Confidential] = Field(default_factory=dict)
+    """Variables of the command's environment, of its check and its undo too. Secrets may stand in them."""
     cwd: Annotated[str, StringConstraints(pattern=r"^/")] = "/"
     timeout: Annotated[float, Field(gt=0)] = 3600.0
     _user: str | None = PrivateAttr(default=None)
@@ -114,9 +118,10 @@ class ByWord(Action[CheckFacts]):
             risk="irreversible" if undo is None else "compensable",
         )
 
-    def _args(self, argv: Sequence[str], stdin: str) -> dict[str, object]:
+    def _args(self, argv: Sequence[str], stdin: str | Sealed) -> dict[str, object]:
         as_whom = {} if self._user is None else {"user": self._user}
-        return {"argv": list(argv), "env": self.env, "stdin": stdin, "cwd": self.cwd, **as_whom}
+        env = {name: in_arguments(value) for name, value in self.env.items()}
+        return {"argv": list(argv), "env": env, "stdin": in_arguments(stdin), "cwd": self.cwd, **as_whom}
 
 
 class Command(ByWord):

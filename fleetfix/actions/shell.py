@@ -14,7 +14,7 @@ Script = Annotated[str, StringConstraints(min_length=1, strip_whitespace=False, 
 class Shell(ByWord):
     """Run a script with `sh -c`: POSIX shell, for bash is not on every host.
 
-    The script is an argument that `ps` shows: what is secret goes into `stdin`.
+    The script is an argument that `ps` shows: what is secret goes into `env` or `stdin`.
     """
 
     kind: ClassVar[str] = "shell"

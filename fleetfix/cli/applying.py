@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleetfix.cli import conduct
+from fleetfix.cli import conduct, secret_sources
 from fleetfix.cli.places import load_inventory
 from fleetfix.cli.whole_file import read_whole
 from fleetfix.cohorts import neighbours
@@ -25,17 +25,17 @@ from fleetfix.state import fold as folded
 from fleetfix.views.grouping import fold
 
 
-def apply(file: str, manner: conduct.Manner, reason: str) -> int:
+def apply(file: str, manner: conduct.Manner, reason: str, secrets: tuple[str, ...] = ()) -> int:
     """Do what a saved plan says where it still holds; returns the exit code."""
     plan = read(read_whole(Path(file)), file)
     if why := distrust(Path(file)):
         # It names a playbook and an inventory, which may be a program: others must not choose them.
         raise PlanError(f"{file} is not applied: {why}", hint="make a plan of your own")
     plan.refuse_unless_fresh(file, time.time())
-    return conduct.carry_out(_request(plan, file, reason), manner)
+    return conduct.carry_out(_request(plan, file, reason, secrets), manner)
 
 
-def _request(plan: SavedPlan, file: str, reason: str) -> Request:
+def _request(plan: SavedPlan, file: str, reason: str, secrets: tuple[str, ...]) -> Request:
     playbook = load(plan.source)
     if playbook.digest != plan.digest:
         raise PlanError(f"{plan.source} was edited after {file} was made", hint="make a new plan")
@@ -47,6 +47,8 @@ def _request(plan: SavedPlan, file: str, reason: str) -> Request:
             f"the inventory {plan.inventory} no longer says of these hosts what it said for {file}",
             hint="make a new plan",
         )
+    secret_sources.hold(secrets, playbook)
+    secret_sources.hold_become_password(hosts)
     return Request(
         run=new_run_id(playbook.name, datetime.now(UTC)),
         playbook=playbook,

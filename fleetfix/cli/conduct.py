@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fleetfix.cli import config, consent
+from fleetfix.cli import config, consent, secret_sources
 from fleetfix.cli.driving import drive
 from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.show import Show
@@ -49,6 +49,8 @@ class Order:
     exclude: tuple[str, ...] = ()
     inventory: str | None = None
     settings: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    """`NAME=SOURCE` of each."""
     policy: Mapping[str, object] = field(default_factory=dict)
     dry: bool = False
     reason: str = ""
@@ -127,6 +129,8 @@ def prepare(order: Order) -> Request:
     settings = read_settings(order.settings)
     inventory = load_inventory(order.inventory)
     hosts = inventory.select(order.hosts, order.exclude)
+    secret_sources.hold(order.secrets, playbook)
+    secret_sources.hold_become_password(hosts)
     policy = merged(playbook.policy, order.policy)
     _require_strata(policy, hosts)
     return Request(

@@ -20,6 +20,8 @@ class Config(Value):
 
     state_dir: Path | None = None
     """Where the journal is kept."""
+    become_password: str | None = Field(default=None, pattern=r"^(prompt|(env|file|cmd|keyring):.+)$")
+    """Where the password for sudo comes from: a source as for --secret."""
     confirm_above: int = Field(default=50, ge=0)
     """Above this many hosts their number must be typed, or given by --yes-hosts."""
 

@@ -39,6 +39,15 @@ def execute(
             "--timeout", "-u", metavar="TIME", help="End what runs longer: 90s, 5m. Default: never."
         ),
     ] = None,
+    secrets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret",
+            metavar="NAME=SOURCE",
+            help="A secret for the command's environment, as NAME: env:VARIABLE, file:PATH, cmd:COMMAND, "
+            "keyring:SERVICE/USER or prompt.",
+        ),
+    ] = None,
     forks: options.Forks = None,
     become: Annotated[
         bool | None,
@@ -61,6 +70,7 @@ def execute(
             script=script,
             stdin=stdin,
             timeout=timeout,
+            secrets=tuple(secrets or ()),
             forks=forks,
             become=become,
             yes_hosts=yes_hosts,

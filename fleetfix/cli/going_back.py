@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from fleetfix.cli import config, consent
+from fleetfix.cli import config, consent, secret_sources
 from fleetfix.cli.conduct import driver, operator
 from fleetfix.cli.known import find_run, known_state, started_elsewhere, touched_hosts
 from fleetfix.cli.show import Show
@@ -40,6 +40,7 @@ class Return:
     yes: bool = False
     plain: bool = False
     take_over: bool = False
+    secrets: tuple[str, ...] = ()
 
 
 def go_back(order: Return) -> int:
@@ -51,6 +52,7 @@ def go_back(order: Return) -> int:
             known = known_state(journal, run)
             hosts = touched_hosts(known, order.hosts, order.inventory, "undo")
             _refuse_committed(known, hosts)
+            _hold_secrets(known, hosts, order)
             if not order.yes:
                 _ask(run, known, hosts)
             show = Show(json=order.json, plain=order.plain)
@@ -70,6 +72,19 @@ def _refuse_committed(known: RunState, hosts: tuple[Host, ...]) -> None:
             f"run {known.run} was committed on {committed}: nothing is kept to undo it with",
             hint=f"--hosts '{left}' leaves them out" if left else "fleetfix show tells by whom",
         )
+
+
+def _hold_secrets(known: RunState, hosts: tuple[Host, ...], order: Return) -> None:
+    """Read what undo needs before anything is undone, as this journal knows it; a host tells the rest."""
+    given = secret_sources.parse(order.secrets)
+    needed = {name for host in hosts for change in _changes(known, host.name) for name in change.secrets}
+    if missing := sorted(needed - given.keys()):
+        raise UsageError(
+            f"to undo run {known.run} takes secrets that are not given: {', '.join(missing)}",
+            hint=" ".join(f"--secret {name}=SOURCE" for name in missing),
+        )
+    secret_sources.hold_given(given)
+    secret_sources.hold_become_password(hosts)
 
 
 def _ask(run: str, known: RunState, hosts: tuple[Host, ...]) -> None:

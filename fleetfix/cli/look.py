@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from fleetfix.cli.conduct import operator
 from fleetfix.cli.places import lasting_name, load_inventory
+from fleetfix.cli.secret_sources import hold_become_password
 from fleetfix.cli.signals import heard
 from fleetfix.domain.conditions import Condition
 from fleetfix.engine.context import Interrupts
@@ -51,6 +52,7 @@ def conduct(order: Order) -> int:
             raise UsageError(f"--env {one!r} is neither of-job nor an absolute path")
     inventory = load_inventory(order.inventory)
     hosts = inventory.select(order.hosts, order.exclude)
+    hold_become_password(hosts)
     show = Show(order, hosts)
     try:
         interrupted = asyncio.run(_look(order, hosts, show))

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from fleetfix import __version__
+from fleetfix import __version__, secret_values
 from fleetfix.cli import (
     bash_words,
     breaker,
@@ -82,6 +82,7 @@ def _options(
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; tell what went wrong in one line on stderr. Returns the exit code."""
     try:
+        secret_values.take_from_environment()
         _require_text(arguments)
         code = app(list(arguments), prog_name="fleetfix", standalone_mode=False)
         return _shown(code if isinstance(code, int) else None)

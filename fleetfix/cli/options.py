@@ -64,6 +64,15 @@ Settings = Annotated[
         autocompletion=complete.settings,
     ),
 ]
+Secrets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--secret",
+        metavar="NAME=SOURCE",
+        help="Where a secret comes from: env:VARIABLE, file:PATH, cmd:COMMAND, keyring:SERVICE/USER or "
+        "prompt; repeat it. `become` is the password for sudo.",
+    ),
+]
 Forks = Annotated[
     int | None,
     typer.Option("--forks", "--fanout", "-f", metavar="N", min=1, help="Hosts talked to at once."),

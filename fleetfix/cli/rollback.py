@@ -11,6 +11,7 @@ def rollback(
     run: Annotated[str, options.RUN],
     hosts: options.SomeHosts = None,
     inventory: options.InventoryFile = None,
+    secrets: options.Secrets = None,
     forks: options.Forks = None,
     reason: options.Reason = "",
     yes: options.Yes = False,
@@ -32,5 +33,6 @@ def rollback(
             yes,
             progress.plain,
             take_over,
+            secrets=tuple(secrets or ()),
         )
     )

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from fleetfix.cli import config, consent, streams
+from fleetfix.cli import config, consent, secret_sources, streams
 from fleetfix.cli.conduct import operator
 from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.signals import heard
@@ -32,6 +32,7 @@ from fleetfix.journal import Journal
 from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
 from fleetfix.runs import new_run_id
+from fleetfix.secret_values import BECOME
 from fleetfix.session import Feed, Stream
 from fleetfix.state import RunState
 from fleetfix.views.command import Gathered, Live, command_summary, waits_for
@@ -55,6 +56,7 @@ class Order:
     script: str | None = None
     stdin: str | None = None
     timeout: str | None = None
+    secrets: tuple[str, ...] = ()
     forks: int | None = None
     become: bool | None = None
     yes_hosts: int | None = None
@@ -64,9 +66,14 @@ class Order:
 
 def conduct(order: Order) -> int:
     """Do what an order says; returns the exit code."""
-    command = _command(order)
+    given = secret_sources.parse(order.secrets)
+    command = _command(order).model_copy(
+        update={"secrets": tuple(name for name in given if name != BECOME)}
+    )
     inventory = load_inventory(order.inventory)
-    hosts = inventory.select(order.hosts, order.exclude)
+    hosts = tuple(_as_asked(host, order.become) for host in inventory.select(order.hosts, order.exclude))
+    secret_sources.hold_given(given)
+    secret_sources.hold_become_password(hosts)
     above = config.load().confirm_above
     chosen = HostSet(host.name for host in hosts)
     if (order.yes_hosts is not None or len(hosts) > above) and consent.required(
@@ -80,7 +87,7 @@ def conduct(order: Order) -> int:
             run=new_run_id(PLAYBOOK, datetime.now(UTC)),
             command=command,
             said=_said(order),
-            hosts=tuple(_as_asked(host, order.become) for host in hosts),
+            hosts=hosts,
             inventory=lasting_name(inventory),
             operator=operator(),
             controller=socket.gethostname(),

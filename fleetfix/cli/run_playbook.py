@@ -26,6 +26,7 @@ def run(
     ] = False,
     diff: options.Diff = False,
     settings: options.Settings = None,
+    secrets: options.Secrets = None,
     forks: options.Forks = None,
     canary: options.Canary = None,
     batch: options.Batch = None,
@@ -51,6 +52,7 @@ def run(
             exclude=tuple(exclude or ()),
             inventory=inventory,
             settings=tuple(settings or ()),
+            secrets=tuple(secrets or ()),
             policy=_policy(
                 batch,
                 forks=forks,
@@ -82,6 +84,7 @@ def plan(
     inventory: options.InventoryFile = None,
     diff: options.Diff = False,
     settings: options.Settings = None,
+    secrets: options.Secrets = None,
     forks: options.Forks = None,
     canary: options.Canary = None,
     batch: options.Batch = None,
@@ -115,6 +118,7 @@ def plan(
             exclude=tuple(exclude or ()),
             inventory=inventory,
             settings=tuple(settings or ()),
+            secrets=tuple(secrets or ()),
             policy=_policy(
                 batch,
                 forks=forks,
@@ -145,6 +149,7 @@ def apply(
         ),
     ],
     diff: options.Diff = False,
+    secrets: options.Secrets = None,
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
@@ -160,6 +165,7 @@ def apply(
         file,
         Manner(diff=diff, json=json, plain=progress.plain, yes=yes, yes_hosts=yes_hosts, detach=detach),
         reason,
+        tuple(secrets or ()),
     )
 
 

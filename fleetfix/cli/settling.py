@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from fleetfix.cli import config, consent
+from fleetfix.cli import config, consent, secret_sources
 from fleetfix.cli.conduct import driver, operator
 from fleetfix.cli.known import find_run, known_state, started_elsewhere, touched_hosts
 from fleetfix.cli.show import Show
@@ -50,6 +50,7 @@ def settle(order: Order) -> int:
         with journal.drive(run):
             known = known_state(journal, run)
             hosts = touched_hosts(known, order.hosts, order.inventory, order.way)
+            secret_sources.hold_become_password(hosts)
             if not order.yes:
                 _ask(order.way, known, hosts)
             show = Show(json=order.json, plain=True)

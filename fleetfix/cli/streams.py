@@ -14,6 +14,8 @@ import select
 import sys
 from typing import Any, TextIO
 
+from fleetfix.secret_values import masked
+
 
 class Lasting(io.FileIO):
     """A descriptor for writing that takes everything; `lost` is the error after which nothing arrives."""
@@ -32,6 +34,14 @@ class Lasting(io.FileIO):
             # Somebody who shares the terminal or pipe with us has made it non-blocking.
             select.select([], [self.fileno()], [])
         return memoryview(data).nbytes
+
+
+class Masking(io.TextIOWrapper):
+    """Text for people and programs, without the secrets of this process."""
+
+    def write(self, text: str) -> int:
+        super().write(masked(text))
+        return len(text)
 
 
 def take() -> None:
@@ -63,9 +73,7 @@ def _lasting(number: int, before: TextIO | None, *, line_buffering: bool) -> Tex
             before.flush()
     buffer = io.BufferedWriter(Lasting(number, "w", closefd=False))
     # A terminal that cannot show a character never ends a run.
-    return io.TextIOWrapper(
-        buffer, encoding=encoding, errors="backslashreplace", line_buffering=line_buffering
-    )
+    return Masking(buffer, encoding=encoding, errors="backslashreplace", line_buffering=line_buffering)
 
 
 def lost() -> str:

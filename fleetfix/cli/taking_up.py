@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleetfix.cli import config, consent
+from fleetfix.cli import config, consent, secret_sources
 from fleetfix.cli.applying import still_expected
 from fleetfix.cli.conduct import Manner, bind, driver, machine, operator
 from fleetfix.cli.driving import drive
@@ -42,6 +42,7 @@ class Resumption:
     run: str
     hosts: tuple[str, ...] | None = None
     inventory: str | None = None
+    secrets: tuple[str, ...] = ()
     reason: str = ""
     yes: bool = False
     yes_hosts: int | None = None
@@ -204,6 +205,7 @@ def _from_its_hosts(run: str, order: Resumption) -> Request:
         raise JournalError(f"this journal does not have what run {run} began with", hint=hint)
     inventory = load_inventory(order.inventory)
     hosts = inventory.select(order.hosts)
+    secret_sources.hold_become_password(hosts)
     kept = asyncio.run(
         ask_hosts(
             run,
@@ -231,6 +233,8 @@ def _request(
     run: str, bound: Bound, hosts: tuple[Host, ...], inventory: Inventory, named: str, order: Resumption
 ) -> Request:
     """What goes on: as it was bound, over hosts as they are reached now, asked for from here."""
+    secret_sources.hold(order.secrets, bound.playbook)
+    secret_sources.hold_become_password(hosts)
     return Request(
         run=run,
         playbook=bound.playbook,

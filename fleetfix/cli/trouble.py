@@ -15,6 +15,7 @@ import typer
 
 from fleetfix.errors import Bug, DocumentError, FleetfixError
 from fleetfix.folders import make_private
+from fleetfix.secret_values import masked
 
 # Typer carries its own Click in some versions and uses the installed one in others.
 _CLICK = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
@@ -88,7 +89,7 @@ def _unexpected(error: BaseException) -> int:
 
 
 def _keep_traceback(error: BaseException) -> Path | None:
-    text = "".join(traceback.format_exception(error))
+    text = masked("".join(traceback.format_exception(error)))
     for folder in _folders():
         with contextlib.suppress(OSError, FleetfixError):
             make_private(folder)

@@ -13,6 +13,7 @@ from fleetfix.engine.line import Line
 from fleetfix.errors import Failure, JournalError
 from fleetfix.events import EvidenceFile, EvidenceKept, HostSaid
 from fleetfix.playbook import Step
+from fleetfix.secret_values import masked
 from fleetfix.steps import Evidence
 
 GO_ON = "evidence: best_effort goes on without"
@@ -47,7 +48,7 @@ def _wanted(step: Step, plan: Plan) -> Evidence:
 async def keep(context: RunContext, host: str, step: str, exhibits: Sequence[Exhibit]) -> Failure | None:
     """Keep what a host has said of itself, durably, and record it; a Failure is why it cannot be kept."""
     run = context.request.run
-    files = {f"{one.name}.txt": one.text.encode("utf-8", "replace") for one in exhibits if one.text}
+    files = {f"{one.name}.txt": masked(one.text).encode("utf-8", "replace") for one in exhibits if one.text}
     try:
         folder = await asyncio.to_thread(context.memory.keep_evidence, run, host, step, files)
     except JournalError as error:

@@ -23,6 +23,7 @@ from fleetfix.events import (
     StepWaited,
 )
 from fleetfix.playbook import Step
+from fleetfix.sealed import names_in
 from fleetfix.state import HostState
 
 
@@ -51,6 +52,7 @@ def shown(change: Change) -> ChangeShown:
         job=change.job,
         fetch_bytes=change.fetch_bytes,
         checkpoint_ages=change.checkpoint_ages,
+        secrets=tuple(sorted(set(names_in([call.args for call in change.undo])))),
     )
 
 

@@ -15,6 +15,7 @@ from fleetfix.errors import NO_WAY_IN, Failure, HostError
 from fleetfix.events import ChangeUndone, HostSaid, Outcome, RollbackFinished
 from fleetfix.playbook import Step
 from fleetfix.recorder import Recorder
+from fleetfix.secret_values import held
 from fleetfix.session import Past, Session
 from fleetfix.state import HostState
 
@@ -96,7 +97,8 @@ async def undo_all(
             recorder.record(event)
     known = recorder.state.hosts[host].changes
     turn = ("", False)
-    for one in reversed(past):
+    went.waits = _lacks_secrets(past)
+    for one in reversed(past) if went.waits is None else ():
         if one.state == "undone":
             if one.id in known:  # from another machine: what the journal holds to be open is not
                 _tell(host, one, None, recorder)
@@ -131,6 +133,16 @@ def _tell_open(host: str, past: Sequence[Past], recorder: Recorder) -> None:
     for event in found:
         if event.state != "undone":
             recorder.record(event)
+
+
+def _lacks_secrets(past: Sequence[Past]) -> Failure | None:
+    """Why nothing is undone yet: some of it takes secrets that nobody has given."""
+    needed = {name for one in past if one.state != "undone" for name in one.secrets}
+    missing = sorted(needed - held().keys())
+    if not missing:
+        return None
+    hint = " ".join(f"--secret {name}=SOURCE" for name in missing)
+    return Failure(kind="blocked", message=f"to undo this takes secrets: {', '.join(missing)}", hint=hint)
 
 
 async def _lost_records(

@@ -19,6 +19,7 @@ import time
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NO_GROUP = 65534  # the group that nothing belongs to
+SECRET = "$secret"  # the one key of what stands for a secret in the arguments of a call
 OUTPUT_LIMIT = 32 * 1024  # bytes of each stream kept: half at the head, half at the tail
 
 
@@ -60,6 +61,20 @@ class Ran:
     @property
     def errors(self):
         return self.stderr.decode("utf-8", "backslashreplace")
+
+
+def secrets_in(value):
+    """The names of the secrets that the arguments of a call have placeholders of."""
+    if isinstance(value, dict):
+        inside = value.get(SECRET)
+        if len(value) == 1 and inside is not None:
+            yield from [inside] if isinstance(inside, str) else inside[1::2]
+            return
+        value = value.values()
+    elif not isinstance(value, list):
+        return
+    for item in value:
+        yield from secrets_in(item)
 
 
 class Kept:
@@ -113,6 +128,7 @@ class Context:
         say=None,
         lock=None,
         homes=(),
+        secrets=None,
     ):
         self.run_id = run
         self.step = step
@@ -124,6 +140,21 @@ class Context:
         self.deadline = deadline
         self._say = say
         self._lock = lock
+        self._secrets = secrets
+
+    # -- secrets ------------------------------------------------------------------------------
+
+    def resolve(self, args):
+        """The arguments of a call with the secrets in their places."""
+        return args if self._secrets is None else self._secrets.resolve(args)
+
+    def hide(self, text):
+        """A text with every secret of this session masked; before it is packed, say, or cut."""
+        return text if self._secrets is None else self._secrets.hide(text)
+
+    def hidden(self, value):
+        """An answer with every secret of this session masked in it."""
+        return value if self._secrets is None else self._secrets.hidden(value)
 
     # -- what undo will need ------------------------------------------------------------------
 
@@ -150,7 +181,7 @@ class Context:
     def say(self, text):
         """Tell the operator, while the call runs, in one line."""
         if self._say is not None:
-            self._say(text)
+            self._say(self.hide(str(text)))
 
     def command(
         self, argv, timeout=None, env=None, cwd="/", stdin=b"", uid=None, gid=None, limit=OUTPUT_LIMIT
@@ -158,7 +189,8 @@ class Context:
         """Run a command without a shell and wait for it and its output; its tree ends by `timeout`.
 
         The environment is LC_ALL=C and a known PATH, plus `env`. With `uid` it runs as that user, `gid` as
-        for `become`. A missing program is exit 127, as in a shell.
+        for `become`. A missing program is exit 127, as in a shell. What it prints has this session's
+        secrets masked.
         """
         environment = {"PATH": PATH, "LC_ALL": "C", "HOME": "/"}
         before = None
@@ -183,7 +215,7 @@ class Context:
             return Ran(127, b"", ("%s: not found\n" % argv[0]).encode(), False)
         except PermissionError as error:
             return Ran(126, b"", ("%s: %s\n" % (argv[0], _not_run(argv[0], error))).encode(), False)
-        return _converse(process, stdin, time.monotonic() + self.remaining(timeout), limit)
+        return _converse(process, stdin, time.monotonic() + self.remaining(timeout), limit, self._secrets)
 
     def as_user(self, uid, function, *args, idle=False, gid=None):
         """Call `function(*args)` in a child that is that user, and return its JSON result.
@@ -211,8 +243,8 @@ def _not_run(program, error):
     return "its file system is mounted noexec" if noexec else error.strerror
 
 
-def _converse(process, stdin, deadline, limit):
-    talk = _Talk(process, stdin, limit)
+def _converse(process, stdin, deadline, limit, secrets=None):
+    talk = _Talk(process, stdin, limit, secrets)
     late = not talk.until(deadline)
     if not late:
         try:
@@ -228,10 +260,12 @@ def _converse(process, stdin, deadline, limit):
 class _Talk:
     """The three pipes of a command, fed and read together so that neither side ever waits."""
 
-    def __init__(self, process, stdin, limit):
+    def __init__(self, process, stdin, limit, secrets=None):
         self.process = process
         self.out, self.err = Kept(limit), Kept(limit)
         self.kept = {process.stdout.fileno(): self.out, process.stderr.fileno(): self.err}
+        # Masked as it comes: what is cut out of the middle may leave one half of a secret.
+        self.masks = {} if secrets is None else {fd: secrets.stream() for fd in self.kept}
         self.files = {process.stdout.fileno(): process.stdout, process.stderr.fileno(): process.stderr}
         self.feed = memoryview(stdin)
         self.poll = select.poll()
@@ -268,7 +302,7 @@ class _Talk:
 
     def _take(self, fd):
         data = os.read(fd, 65536)
-        self.kept[fd].add(data)
+        self.kept[fd].add(self.masks[fd].take(data) if self.masks else data)
         return data
 
     def _give(self, fd):
@@ -281,6 +315,8 @@ class _Talk:
         return len(self.feed) > 0
 
     def close(self):
+        for fd, mask in self.masks.items():
+            self.kept[fd].add(mask.end())
         for file in self.files.values():
             file.close()
 

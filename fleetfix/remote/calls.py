@@ -137,17 +137,17 @@ def perform(context, function, name, args):
     """Call one function and give its answer, whatever happens, as the fields of a Completed."""
     begun = time.monotonic()
     try:
-        answer = _fields(name, function(context, **args))
+        answer = _fields(name, context.hidden(function(context, **context.resolve(args))))
     except Refusal as no:
-        answer = failed(no.kind, no.message, no.hint)
+        answer = failed(no.kind, context.hide(str(no.message)), context.hide(str(no.hint)))
     except Late:
         answer = failed("timed_out", "%s ran past its deadline" % name)
     except OSError as error:
         no = refusal_of(error, name)
-        answer = failed(no.kind, no.message, no.hint)
+        answer = failed(no.kind, context.hide(str(no.message)), context.hide(str(no.hint)))
     except BaseException as error:
-        text = "%s broke: %s: %s (%s)"
-        answer = failed("bug", text % (name, type(error).__name__, error, place_of(error)))
+        text = "%s broke: %s: %s (%s)" % (name, type(error).__name__, error, place_of(error))
+        answer = failed("bug", context.hide(text))
     answer["seconds"] = round(time.monotonic() - begun, 4)
     return answer
 

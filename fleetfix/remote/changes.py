@@ -177,7 +177,8 @@ def digest_of(wanted):
 
 
 def _functions(runner, todo):
-    """Every function of these calls, found before anything begins."""
+    """Every function of these calls, found before anything begins, as the secrets are that they need."""
+    runner.require_secrets(todo)
     return {call["function"]: runner.function(call["function"]) for call in todo}
 
 

@@ -16,7 +16,16 @@ import time
 import zlib
 
 from fleetfix.remote import calls, changes
-from fleetfix.remote.api import PATH, Context, Refusal, refusal_of, user_environment, user_name
+from fleetfix.remote.api import (
+    PATH,
+    SECRET,
+    Context,
+    Refusal,
+    refusal_of,
+    secrets_in,
+    user_environment,
+    user_name,
+)
 from fleetfix.remote.channel import Channel, Lost
 from fleetfix.remote.claims import Claims
 from fleetfix.remote.lease import Lease, boot_id, machine_id, told
@@ -54,6 +63,7 @@ class Runner(Loop):
         self.writing = None
         self.writing_for = None  # the number of the frame that asked for it
         self.in_flight = False
+        self.secrets = None  # what calls are made whole with, and what is masked in their answers
         self.streams = {}  # commands whose output goes to the controller, by the number of their frame
 
     def serve(self):
@@ -70,6 +80,9 @@ class Runner(Loop):
             self.tell({"pong": frame.get("t")}, first=True)
         elif op == "sources":
             self._learn(frame["modules"])
+        elif op == "secrets":
+            module = importlib.import_module("fleetfix.remote.redaction")
+            self.secrets = module.Secrets(frame["values"], frame["needles"])
         elif op == "read":
             for i, call in enumerate(frame["reads"]):
                 self.reads.append((n, i, frame["step"], call))
@@ -165,6 +178,7 @@ class Runner(Loop):
             function = self.function(name)
             if function.effect != "read":
                 raise Refusal("blocked", "%s is not marked as one that only reads" % name)
+            self.require_secrets([call])
             answer = yield self.fork("read", step, self._reading_child(step, call, function))
             if "died" in answer:
                 answer = calls.failed("command", "%s %s" % (name, answer["died"]))
@@ -195,7 +209,16 @@ class Runner(Loop):
             say=say,
             lock=lock,
             homes=self.places.homes,
+            secrets=self.secrets,
         )
+
+    def require_secrets(self, todo):
+        """Refuse calls that need a secret which this session was not given."""
+        needed = {name for call in todo for name in secrets_in(call["args"])}
+        missing = sorted(needed.difference(self.secrets.values if self.secrets else ()))
+        if missing:
+            hint = " ".join("--secret %s=…" % name for name in missing)
+            raise Refusal("blocked", "this needs secrets: %s" % ", ".join(missing), hint)
 
     def function(self, name):
         """Find a function of a host module by its call name."""
@@ -239,6 +262,7 @@ class Runner(Loop):
             item = {"id": entry.id, "step": entry.step, "at": entry.at, "state": self.records.state(entry)}
             item.update({name: entry.change[name] for name in ("key", "summary", "risk")})
             item.update(job=entry.change.get("job", ""), completed=entry.done)
+            item["secrets"] = sorted(set(secrets_in(entry.change["undo"])))
             self.tell({"n": frame["n"], "item": item})
         return len(log.entries)
 
@@ -252,6 +276,7 @@ class Runner(Loop):
         if self.dry:
             raise Refusal("blocked", "this session is a dry run: the host runs no command")
         changes.refuse_where_disabled(self)
+        self.require_secrets([{"args": [{SECRET: name} for name in frame["secrets"]]}])
         return importlib.import_module("fleetfix.remote.streaming").execute(self, frame)
 
     def _pass_on(self, op, frame):

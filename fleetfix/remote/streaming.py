@@ -83,6 +83,7 @@ class Stream:
         self.room = WINDOW
         self.heard = 0.0
         self.outputs = {}  # descriptors that are open: "out" or "err"
+        self.masks = {}  # by descriptor, where there are secrets
         self.input = None
         self.waiting = bytearray()  # input that the command has not taken
         self.complete = False  # no more input comes
@@ -98,12 +99,15 @@ class Stream:
             ends.append(stdin)
             os.set_blocking(self.input, False)
         self.outputs = {out: "out", err: "err"}
+        if self.runner.secrets is not None:
+            self.masks = {fd: self.runner.secrets.stream() for fd in self.outputs}
         for fd in self.outputs:
             os.set_blocking(fd, False)
             self.runner.watch(fd, select.POLLIN, lambda fd=fd: self._take(fd))
         self.runner.private.update(self.outputs, () if self.input is None else (self.input,))
         be_subreaper()  # of the runner: a command may kill its keeper, and would else run on with nobody
-        child = self.runner.fork("command", "", _work(frame, stdin, for_out, for_err))
+        own = {name: self.runner.secrets.values[name] for name in frame["secrets"]}
+        child = self.runner.fork("command", "", _work(frame, own, stdin, for_out, for_err))
         for fd in ends:
             os.close(fd)
         if frame["timeout"]:
@@ -121,16 +125,26 @@ class Stream:
         except BlockingIOError:
             return False
         if not data:
+            self._pass_on(fd, self._rest(fd))
             del self.outputs[fd]
             self._let_go(fd)
             return False
         self.heard = time.monotonic()
+        self._pass_on(fd, self.masks[fd].take(data) if self.masks else data)
+        return True
+
+    def _rest(self, fd):
+        """What was kept of a stream because it might have become a secret."""
+        return self.masks[fd].end() if self.masks else b""
+
+    def _pass_on(self, fd, data):
+        if not data:
+            return
         self.room -= len(data)
         if self.room <= 0:
             for one in self.outputs:
                 self.runner.unwatch(one)
         self.runner.tell({"n": self.n, "of": self.outputs[fd], "chunk": pack(data)})
-        return True
 
     def taken(self, count):
         """The controller has taken so many bytes more."""
@@ -148,6 +162,8 @@ class Stream:
                     pass
             quiet = time.monotonic() - max(ended, self.heard)
             if not self.outputs or (self.room > 0 and quiet > QUIET):
+                for fd in self.outputs:
+                    self._pass_on(fd, self._rest(fd))
                 return
             yield SOON
 
@@ -201,16 +217,16 @@ class Stream:
 # -- in the child -----------------------------------------------------------------------------------
 
 
-def _work(frame, stdin, out, err):
+def _work(frame, own, stdin, out, err):
     def work(tell):
         begun = time.monotonic()
-        code = _run(frame, stdin, out, err)
+        code = _run(frame, own, stdin, out, err)
         tell({"done": {"exit": code, "seconds": round(time.monotonic() - begun, 4)}})
 
     return work
 
 
-def _run(frame, stdin, out, err):
+def _run(frame, own, stdin, out, err):
     ends = [out, err] + ([] if stdin is None else [stdin])
     try:
         argv, kept = _argv(frame)
@@ -220,7 +236,7 @@ def _run(frame, stdin, out, err):
             stdout=out,
             stderr=err,
             cwd=_home(),
-            env=dict({"PATH": PATH, "LC_ALL": "C"}, **user_environment(os.geteuid())),
+            env=dict({"PATH": PATH, "LC_ALL": "C"}, **user_environment(os.geteuid()), **own),
             pass_fds=kept,
             start_new_session=True,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ async def connect(command: str, receiver: Receiver) -> LocalWire:
         stderr=subprocess.PIPE,
         start_new_session=True,
         bufsize=0,
+        env={"PATH": os.defpath, "LC_ALL": "C"},  # nothing of the operator's
     )
     wire = LocalWire(process, receiver)
     try:

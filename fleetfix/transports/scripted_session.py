@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from fleetfix.commands import Call, Change, Completed, Ended, Execute, Json, Read
 from fleetfix.errors import Failure, FailureKind, HostError
+from fleetfix.sealed import names_in
 from fleetfix.session import (
     Claim,
     Feed,
@@ -413,6 +414,7 @@ def _past(entry: Entry) -> Past:
         state="begun" if entry.running is not None else entry.state,
         at=entry.at,
         completed=entry.completed,
+        secrets=tuple(sorted({name for call in entry.change.undo for name in names_in(call.args)})),
     )
 
 

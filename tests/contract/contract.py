@@ -92,6 +92,21 @@ def refusing(ctx):
 
 
 @read
+def refuse_with(ctx, text):
+    raise Refusal("blocked", "no: " + text, "try " + text)
+
+
+@read
+def raise_with(ctx, text):
+    raise OSError(5, text, text)
+
+
+@read
+def say_it(ctx, text):
+    ctx.say(text)
+
+
+@read
 def dying(ctx):
     os.kill(os.getpid(), 9)
 

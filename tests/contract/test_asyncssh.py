@@ -24,6 +24,7 @@ from fleetfix.session import Purpose, open_session
 from tests.contract import sshd
 from tests.contract.command_contract import CommandContract, ran, sh
 from tests.contract.place import Place, call, change, eventually, kill, processes_with, read, token
+from tests.contract.secret_contract import SecretPromises
 from tests.contract.session_contract import ONE, HostContract
 from tests.contract.test_local import disable
 
@@ -65,6 +66,10 @@ async def place_on(shared: Path) -> AsyncIterator[PlaceOn]:
 
 class TestSshCommands(CommandContract):
     """What a command of the operator's is promised, over SSH."""
+
+
+class TestSshSecrets(SecretPromises):
+    """What is promised of secrets, over SSH."""
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash", "fish", "tcsh"])

@@ -26,6 +26,7 @@ from fleetfix.session import Purpose, Session, open_session
 from tests.contract import sshd
 from tests.contract.command_contract import CommandContract
 from tests.contract.place import Place, eventually, kill, read
+from tests.contract.secret_contract import SecretPromises
 from tests.contract.session_contract import HostContract
 from tests.contract.test_local import disable
 
@@ -51,6 +52,10 @@ async def place(server: sshd.Server, shared: Path, user: str) -> AsyncIterator[P
 
 class TestFabric(HostContract):
     """Every promise, by Fabric."""
+
+
+class TestFabricSecrets(SecretPromises):
+    """What is promised of secrets, by Fabric."""
 
 
 class TestFabricCommands(CommandContract):

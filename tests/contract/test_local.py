@@ -11,6 +11,7 @@ import pytest
 from fleetfix.inventory import Host
 from tests.contract.command_contract import CommandContract
 from tests.contract.place import Place
+from tests.contract.secret_contract import SecretContract
 from tests.contract.session_contract import HostContract, SessionPromises
 
 OLDEST = ("/usr/bin/python3.8", "/root/.pyenv/versions/3.8.18/bin/python3")
@@ -37,6 +38,10 @@ class TestLocal(HostContract):
 
 class TestLocalCommands(CommandContract):
     """What a command of the operator's is promised, on this machine."""
+
+
+class TestLocalSecrets(SecretContract):
+    """What is promised of secrets, on this machine."""
 
 
 class TestLocalWithTheOldestPython(CommandContract, SessionPromises):

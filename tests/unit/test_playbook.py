@@ -149,7 +149,10 @@ def test_a_value_is_never_substituted_again() -> None:
     [
         ("${{ vars.venvv }}", "p.yaml:4: there is no variable 'venvv', did you mean venv?"),
         ("${{ vars.other }}", "p.yaml:4: there is no variable 'other', declare it under vars"),
-        ("${{ env.HOME }}", "p.yaml:4: ${{ env.HOME }} is not read: only vars.NAME and host.NAME are"),
+        (
+            "${{ env.HOME }}",
+            "p.yaml:4: ${{ env.HOME }} is not read: only vars.NAME, host.NAME and secrets.NAME are",
+        ),
         ("${{ vars.venv | upper }}", "p.yaml:4: ${{ vars.venv | upper }} is not read"),
         ("${{ vars.venv", "p.yaml:4: a ${{ is never closed by }}"),
     ],
