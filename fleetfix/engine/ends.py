@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from fleetfix.action import Check
@@ -15,6 +16,7 @@ from fleetfix.errors import Failure, HostError
 from fleetfix.events import HostFinished, HostLost, Outcome, RollbackFinished, RollbackStarted
 from fleetfix.playbook import Step
 
+SILENT = "what runs there: the host does not answer"
 CANCEL_SECONDS = 30.0
 """How long a host may take to end what runs on it, before the operator is told that it did not answer."""
 
@@ -77,7 +79,7 @@ class Ends:
         recorder.record(RollbackStarted(host=host, reason=failure.message))
         await recorder.durable()
         if visit.member is None:
-            went = await undo_all(visit.line.session, host, recorder)
+            went = await undo_all(visit.line.session, host, recorder, deadline=self._deadline)
         else:
             went = await self._undo_with_others(visit.member)
         await visit.see_whether_the_job_runs()
@@ -92,7 +94,18 @@ class Ends:
         """Undo step by step with the other members of the cohort; all are started again at one moment."""
         visit = self.visit
         async with member.without_slot():
-            return await undo_all(visit.line.session, visit.host.name, visit.context.recorder, member.back)
+            return await undo_all(
+                visit.line.session,
+                visit.host.name,
+                visit.context.recorder,
+                member.back,
+                deadline=self._deadline,
+            )
+
+    def _deadline(self, step: str) -> AbstractAsyncContextManager[float]:
+        """The time that a step has bounds each undo of it too."""
+        seconds = next((one.timeout for one in self.visit.steps if one.id == step), None)
+        return self.visit.context.network.deadline(seconds)
 
     def lost(self, failure: Failure) -> None:
         """The session broke and did not come back while the host was being mended."""
@@ -126,9 +139,10 @@ class Ends:
                     await visit.see_whether_the_job_runs()
                     await self._end_session("cancelled", commit=False, keep_claim=bool(visit.state.changes))
             except (HostError, TimeoutError):
-                stuck = ("what runs there: the host does not answer",)
+                stuck = (SILENT,)
         reason = f"cannot be ended: {', '.join(stuck)}" if stuck else ""
-        failure = Failure(kind="cancelled", message=reason or "ended by the operator")
+        ended = stuck and stuck != (SILENT,)
+        failure = Failure(kind="hung" if ended else "cancelled", message=reason or "ended by the operator")
         if visit.is_open:
             self.finish("cancelled", reason, failure)
         await visit.close()

@@ -16,7 +16,7 @@ from fleetfix.engine.ends import Ends
 from fleetfix.engine.joint import Joint
 from fleetfix.engine.member import Member
 from fleetfix.engine.phases import StepEnd, StepRun, in_doubt
-from fleetfix.engine.rollback import steps_of
+from fleetfix.engine.rollback import late, steps_of
 from fleetfix.engine.rollout import Trip, stops
 from fleetfix.engine.survey import end_dry, survey
 from fleetfix.engine.unit import BarrierBroken, Unit
@@ -351,9 +351,8 @@ class HostRun:
         return StepEnd("failed", failure.message, failure)
 
     async def _late(self, step: Step) -> StepEnd:
-        stuck = await self._visit.line.session.cancel()
-        message = f"not done within {step.timeout:g} s"
-        if stuck:
-            message += f"; cannot be ended: {', '.join(stuck)}"
-        failure = Failure(kind="hung" if stuck else "timed_out", message=message)
-        return StepEnd("failed", message, failure)
+        doing = self._visit.state.doing
+        failure = await late(
+            self._visit.line.session, step.timeout or 0.0, f", at: {doing}" if doing else ""
+        )
+        return StepEnd("failed", failure.message, failure)

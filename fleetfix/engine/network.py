@@ -98,14 +98,14 @@ class Network:
         return not self.given_up
 
     @asynccontextmanager
-    async def deadline(self, seconds: float | None) -> AsyncIterator[None]:
-        """Raise TimeoutError after so many seconds in which the network was there."""
+    async def deadline(self, seconds: float | None) -> AsyncIterator[float]:
+        """Raise TimeoutError after so many seconds in which the network was there; gives those seconds."""
         async with asyncio.timeout(seconds) as timeout:
             self._held[timeout] = None
             if self.lost and not self.given_up:
                 self._hold(timeout)
             try:
-                yield
+                yield seconds or 0.0
             finally:
                 del self._held[timeout]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from fleetfix.action import Action
@@ -77,8 +78,23 @@ def steps_of(changes: Iterable[str]) -> frozenset[str]:
     return frozenset(id.split("/")[-3] for id in changes)
 
 
+Deadline = Callable[[str], AbstractAsyncContextManager[float]]
+"""The time that each undo of a step has: raises TimeoutError after it, and gives its seconds."""
+
+
+def unbounded(step: str) -> AbstractAsyncContextManager[float]:
+    """As long as the calls of an undo may take: the host keeps that."""
+    del step
+    return nullcontext(0.0)
+
+
 async def undo_all(
-    session: Session, host: str, recorder: Recorder, in_turn: InTurn | None = None
+    session: Session,
+    host: str,
+    recorder: Recorder,
+    in_turn: InTurn | None = None,
+    *,
+    deadline: Deadline = unbounded,
 ) -> WentBack:
     """Undo what the host's own log says was begun in this run, newest first.
 
@@ -108,7 +124,7 @@ async def undo_all(
             went.waits = await in_turn(*turn, any(p.job == "stops" for p in past if p.step == one.step))
             if went.waits is not None:
                 break
-        failure = _cannot(one) or await _undo(session, host, one, recorder)
+        failure = _cannot(one) or await _undo(session, host, one, recorder, deadline)
         _tell(host, one, failure, recorder)
         if _cannot(one):
             went.left.append(one.summary)
@@ -163,10 +179,31 @@ def _cannot(past: Past) -> Failure | None:
     return Failure(kind="command", message=f"{past.summary}: cannot be undone, left as it is")
 
 
-async def _undo(session: Session, host: str, past: Past, recorder: Recorder) -> Failure | None:
-    """Undo one change. Raises HostError only where the host is lost."""
+async def late(session: Session, seconds: float, what: str) -> Failure:
+    """End what has had its time, and say whether it has ended. Raises HostError where the host is lost."""
+    message, hint = f"not done within {seconds:g} s{what}", ""
     try:
-        completed = await session.undo(past.id)
+        stuck = await session.cancel()
+    except HostError as error:
+        if error.failure.kind != "timed_out":
+            raise
+        stuck = ("the host does not say what",)
+    if stuck:
+        message += f"; cannot be ended: {', '.join(stuck)}"
+        hint = "it waits in the kernel, and ends with what it waits for, or with a reboot"
+    return Failure(kind="hung" if stuck else "timed_out", message=message, hint=hint)
+
+
+async def _undo(
+    session: Session, host: str, past: Past, recorder: Recorder, deadline: Deadline
+) -> Failure | None:
+    """Undo one change. Raises HostError only where the host is lost."""
+    seconds = 0.0
+    try:
+        async with deadline(past.step) as seconds:
+            completed = await session.undo(past.id)
+    except TimeoutError:
+        return await late(session, seconds, f": undo of {past.summary}")
     except HostError as error:
         if error.failure.kind in NO_WAY_IN | {"lease_held", "unfinished"}:
             raise

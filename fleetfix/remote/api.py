@@ -20,6 +20,7 @@ import time
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NO_GROUP = 65534  # the group that nothing belongs to
 SECRET = "$secret"  # the one key of what stands for a secret in the arguments of a call
+IN_KERNEL = 1.0  # seconds after KILL that one in uninterruptible sleep is waited for
 OUTPUT_LIMIT = 32 * 1024  # bytes of each stream kept: half at the head, half at the tail
 
 
@@ -46,13 +47,18 @@ class Refusal(Exception):
 
 
 class Ran:
-    """How a command ended: `exit` is negative for a signal, None when its deadline ended it."""
+    """How a command ended: `exit` is negative for a signal, None when its deadline ended it.
 
-    def __init__(self, exit, stdout, stderr, cut):
+    `seconds` is that deadline, and `stuck` names the processes that could not be ended.
+    """
+
+    def __init__(self, exit, stdout, stderr, cut, seconds=0.0, stuck=()):
         self.exit = exit
         self.stdout = stdout
         self.stderr = stderr
         self.cut = cut
+        self.seconds = seconds
+        self.stuck = stuck
 
     @property
     def text(self):
@@ -215,7 +221,7 @@ class Context:
             return Ran(127, b"", ("%s: not found\n" % argv[0]).encode(), False)
         except PermissionError as error:
             return Ran(126, b"", ("%s: %s\n" % (argv[0], _not_run(argv[0], error))).encode(), False)
-        return _converse(process, stdin, time.monotonic() + self.remaining(timeout), limit, self._secrets)
+        return _converse(process, stdin, self.remaining(timeout), limit, self._secrets)
 
     def as_user(self, uid, function, *args, idle=False, gid=None):
         """Call `function(*args)` in a child that is that user, and return its JSON result.
@@ -243,8 +249,8 @@ def _not_run(program, error):
     return "its file system is mounted noexec" if noexec else error.strerror
 
 
-def _converse(process, stdin, deadline, limit, secrets=None):
-    talk = _Talk(process, stdin, limit, secrets)
+def _converse(process, stdin, seconds, limit, secrets=None):
+    talk, deadline, stuck = _Talk(process, stdin, limit, secrets), time.monotonic() + seconds, ()
     late = not talk.until(deadline)
     if not late:
         try:
@@ -252,9 +258,10 @@ def _converse(process, stdin, deadline, limit, secrets=None):
         except subprocess.TimeoutExpired:
             late = True
     if late:
-        _end_command(process)
+        stuck = [name_of(pid) for pid, _ in _end_command(process)]
     talk.close()
-    return Ran(None if late else process.returncode, talk.out.bytes(), talk.err.bytes(), talk.cut)
+    code = None if late else process.returncode
+    return Ran(code, talk.out.bytes(), talk.err.bytes(), talk.cut, seconds, stuck)
 
 
 class _Talk:
@@ -322,16 +329,17 @@ class _Talk:
 
 
 def _end_command(process):
-    """End a command and all that came from it, also what it detached from itself."""
+    """End a command and all that came from it, also what it detached; [(pid, start)] of what cannot end."""
     born = stat_of(process.pid)
-    end_tree(process.pid)
+    left = end_tree(process.pid)
     process.poll()
     if born is not None:
         # Detached processes were handed to this one, a subreaper; what it started before stays.
         table = all_processes()
         for pid, (_, ppid, start) in table.items():
-            if ppid == os.getpid() and start >= born[2]:
-                end_tree(pid)
+            if ppid == os.getpid() and start >= born[2] and (pid, start) not in left:
+                left += end_tree(pid)
+    return left
 
 
 def become(uid, gid=None):
@@ -520,10 +528,11 @@ def end_tree(root, grace=0.0, spare=()):
             if one[0] not in spare:
                 send(one[0], one[1], signal.SIGTERM)
         _until(lambda: not _living(root, spare), grace, 0.02)
-    end_below(root, spare=spare)
+    left = end_below(root, spare=spare)
     send(own[0], own[1], signal.SIGKILL)
-    _until(lambda: _reap(root) or not _living(root, spare), 2.0)
-    return _living(root, spare)
+    _until(lambda: _reap(root) or not alive(*own), 2.0)
+    # What could not be ended is no longer below `root` once that is gone.
+    return [one for one in [own, *left] if alive(*one)]
 
 
 def end_below(root, grace=0.0, spare=()):
@@ -538,8 +547,13 @@ def end_below(root, grace=0.0, spare=()):
         left = _below(root, spare)
         for pid, start in left:
             send(pid, start, signal.SIGKILL)
-        return not left
+        # One that waits in the kernel for a device or a file server may wait for ever.
+        waits = time.monotonic() > begun + IN_KERNEL and all(
+            (stat_of(pid) or "D")[0] == "D" for pid, _ in left
+        )
+        return not left or waits
 
+    begun = time.monotonic()
     _until(kill, 5.0)
     return _below(root, spare)
 
@@ -557,6 +571,15 @@ def _self(root):
 
 def _below(root, spare):
     return [one for one in descendants(root) if one[0] not in spare]
+
+
+def name_of(pid):
+    """A process as people know it: its pid and the name of its program."""
+    try:
+        with open("/proc/%d/comm" % pid, "rb") as file:
+            return "%d %s" % (pid, file.read(64).decode("utf-8", "backslashreplace").strip())
+    except OSError:
+        return str(pid)
 
 
 def _living(root, spare):
@@ -599,7 +622,7 @@ def pack(data):
 
 # -- what the system refuses ------------------------------------------------------------------------
 
-USUAL = ("/", "/var/lib", "/var/tmp", "/tmp", "/run", "/opt", "/dev/shm")  # where disks are full, and local
+USUAL = ("/", "/var/lib", "/var/tmp", "/tmp", "/run", "/dev/shm")  # where disks are full, and local
 NEARLY = 64 * 1024  # bytes below which a file system counts as full
 
 

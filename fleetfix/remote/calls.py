@@ -12,7 +12,7 @@ import signal
 import struct
 import time
 
-from fleetfix.remote.api import Ran, Refusal, be_subreaper, end_below, end_tree, refusal_of
+from fleetfix.remote.api import Ran, Refusal, be_subreaper, end_below, end_tree, name_of, refusal_of
 
 LARGEST = 64 * 1024  # bytes of a value
 SAYS = 20  # lines a second that a call may tell the operator
@@ -34,6 +34,7 @@ class Child:
         self.kind = kind
         self.step = step
         self.deadline = None
+        self.call = ("it", 0.0)  # the name of the call that it is at, and the seconds it has
         self.buffer = bytearray()
         self.result = None
         self.status = None
@@ -164,12 +165,30 @@ def _fields(name, value):
     if isinstance(value, Ran):
         answer = {"exit": value.exit, "stdout": value.text, "stderr": value.errors, "cut": value.cut}
         if value.exit is None:
-            answer["failure"] = failure("timed_out", "%s ran past its deadline and was ended" % name)
+            answer["failure"] = late(name, value.seconds, value.stuck)
         return answer
     size = len(json.dumps(value))
     if size > LARGEST:
         return failed("bug", "%s answered with %d bytes; at most %d are carried" % (name, size, LARGEST))
     return {"exit": 0, "value": value}
+
+
+def late(name, seconds, stuck):
+    """The failure of what ran past its deadline; `stuck` names what of it could not be ended."""
+    if not stuck:
+        return failure("timed_out", "%s was not done within %g s, and was ended" % (name, seconds))
+    text = "%s was not done within %g s, and cannot be ended: %s" % (name, seconds, ", ".join(stuck))
+    return failure("hung", text, STUCK)
+
+
+def ended_as_asked(stuck):
+    """The answer of what was cancelled; `stuck` names what of it could not be ended."""
+    if stuck:
+        return failed("hung", "it cannot be ended: %s" % ", ".join(stuck), STUCK)
+    return failed("cancelled", "it was ended as asked")
+
+
+STUCK = "it waits in the kernel, for a device or a file server, and ends only with that, or with a reboot"
 
 
 def failure(kind, message, hint=""):
@@ -212,12 +231,4 @@ def end_all_of(pid, grace):
     except (ProcessLookupError, PermissionError):
         pass
     end_below(pid, grace)
-    return [_name_of(one) for one, _ in end_tree(pid)]
-
-
-def _name_of(pid):
-    try:
-        with open("/proc/%d/comm" % pid, "rb") as file:
-            return "%d %s" % (pid, file.read(64).decode("utf-8", "backslashreplace").strip())
-    except OSError:
-        return str(pid)
+    return [name_of(one) for one, _ in end_tree(pid)]

@@ -13,7 +13,7 @@ import time
 from fleetfix.remote import calls
 from fleetfix.remote.api import Refusal, alive, write_durably
 from fleetfix.remote.ledger import Ledger
-from fleetfix.remote.loop import GRACE, SOON
+from fleetfix.remote.loop import ENDED_WITHIN, GRACE, SOON
 from fleetfix.remote.records import (
     Records,
     checked_name,
@@ -356,6 +356,7 @@ def _end_running(runner, entry):
         return []
 
     def kill(tell):
+        tell({"call": "kill", "timeout": ENDED_WITHIN})
         living = [pid for pid, start in found if alive(pid, start)]
         tell({"done": {"value": [left for pid in living for left in calls.end_all_of(pid, GRACE)]}})
 
@@ -369,9 +370,10 @@ def end_strays(runner):
     runner.records.log.refresh()
     for entry in list(runner.records.log.entries.values()):
         if runner.records.running(entry) is not None:
-            named += yield from _end_running(runner, entry)
+            left = yield from _end_running(runner, entry)
+            named += left
             runner.records.log.refresh()
-            ended = calls.failed("cancelled", "it was ended as asked")
+            ended = calls.ended_as_asked(left)
             if entry.done is None:
                 _conclude(runner, entry.id, "done", ended)
             elif entry.undoing:

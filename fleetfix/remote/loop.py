@@ -15,6 +15,7 @@ from fleetfix.remote.channel import Lost
 
 GRACE = 1.0  # seconds between TERM and KILL
 SOON = 0.05
+ENDED_WITHIN = 20.0  # seconds that it may take to end a tree, and to see what cannot be ended
 
 
 class Loop:
@@ -124,7 +125,11 @@ class Loop:
         if not self.lost and now - self.heard > self.orphaned:
             self.lose()
         for child in list(self.children):
-            if child.deadline is not None and now >= child.deadline and child.ending is None:
+            if child.deadline is None or now < child.deadline or child.ending is not None:
+                continue
+            if child.kind == "kill":
+                self._give_up(child)
+            else:
                 self.end(child, "timed_out")
         for item in [item for item in self.sleeping if item[0] <= now]:
             self.sleeping.remove(item)
@@ -188,6 +193,7 @@ class Loop:
             if "say" in message:
                 self.tell({"say": message["say"], "step": child.step})
             elif "call" in message:
+                child.call = (message["call"], message["timeout"])
                 child.deadline = time.monotonic() + message["timeout"] + calls.SLACK
             else:
                 child.result = message["done"]
@@ -240,6 +246,7 @@ class Loop:
         child.deadline = None
 
         def kill(tell):
+            tell({"call": "kill", "timeout": ENDED_WITHIN})
             tell({"done": {"value": calls.end_all_of(child.pid, GRACE)}})
 
         def seen():
@@ -252,16 +259,19 @@ class Loop:
         self.resume(seen())
         return killer
 
+    def _give_up(self, killer):
+        """Wait no longer for a child that ends others: it hangs itself, in what it reads of them."""
+        killer.deadline = None
+        killer.result = {"value": ["what runs there: process %d, which ends it, hangs too" % killer.pid]}
+        killer.ending, killer.killed, killer.hung = "hung", True, (str(killer.pid),)
+        os.kill(killer.pid, signal.SIGKILL)
+        self._settle(killer)
+
 
 def _ended(child):
-    if child.hung:
-        text = "it cannot be ended: %s" % ", ".join(child.hung)
-        return calls.failed(
-            "hung", text, "a process that waits for a device or a file server ends only with it"
-        )
     if child.ending == "timed_out":
-        return calls.failed("timed_out", "it ran past its deadline and was ended")
-    return calls.failed(child.ending, "it was ended as asked")
+        return {"exit": None, "failure": calls.late(*child.call, child.hung)}
+    return calls.ended_as_asked(child.hung)
 
 
 def _how(status):

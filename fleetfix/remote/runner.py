@@ -303,7 +303,9 @@ class Runner(Loop):
             named += (yield killer).get("value") or []
         while any(not child.finished for child in running):
             yield SOON
-        return named + (yield from changes.end_strays(self))
+        named += [one for child in running for one in child.hung]
+        named += yield from changes.end_strays(self)
+        return list(dict.fromkeys(named))
 
     def _drop_waiting(self):
         """Answer what has not begun as cancelled."""

@@ -111,6 +111,7 @@ class Stream:
         for fd in ends:
             os.close(fd)
         if frame["timeout"]:
+            child.call = ("the command", frame["timeout"])
             child.deadline = time.monotonic() + frame["timeout"]
         return child
 

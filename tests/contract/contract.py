@@ -62,6 +62,11 @@ def scatter_and_return(ctx, token):
 
 
 @read
+def look(ctx, path):
+    return os.stat(path).st_size
+
+
+@read
 def large(ctx, size):
     return "x" * size
 
@@ -132,6 +137,11 @@ def append_slowly(ctx, path, until, pid_file):
 @write
 def scatter_writing(ctx, token):
     return ctx.command(["sh", "-c", SCATTER % {"token": token}])
+
+
+@write
+def stat(ctx, path):
+    return ctx.command(["stat", path])
 
 
 @write
