@@ -795,7 +795,8 @@ class Conversation:
             raise contact.lost  # with its first words, before anybody could be told
         self._sent = set()
         # A run is taken away once: where somebody takes it away from here, no lost line takes it back.
-        purpose = self._purpose.model_copy(update={"take_over": not self._took_over})
+        reason = secret_values.masked(self._purpose.reason)
+        purpose = self._purpose.model_copy(update={"take_over": not self._took_over, "reason": reason})
         contact.send(
             {
                 "op": "greet",

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import sqlite3
+import stat
 import statistics
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ from fleetfix.events import (
     StepFinished,
 )
 from fleetfix.folders import make_private
+from fleetfix.inventory_sources.trust import distrust
 from fleetfix.runs import BreakerRow, RunRow
 
 APPLICATION = 0x666C6678
@@ -524,7 +526,30 @@ def _make_private(folder: Path, path: Path) -> None:
     make_private(folder)
     if made:
         folder.chmod(0o700)
+    if why := distrust(folder):
+        raise JournalError(
+            f"the state folder {folder} is not private: {why}",
+            hint=f"chmod go-w {folder}, or {_ELSEWHERE}",
+        )
+    _close_to_others(folder)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _close_to_others(folder: Path) -> None:
+    """Take from others what a copy or a restored backup has given them of what is ours."""
+    for name, mode in _PRIVATE.items():
+        with contextlib.suppress(FileNotFoundError):
+            place = folder / name
+            status = place.stat()
+            if stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid():
+                place.chmod(mode)
+
+
+_PRIVATE = {
+    **dict.fromkeys(("journal.db", "journal.db-wal", "journal.db-shm"), 0o600),
+    **dict.fromkeys(("evidence", "detached", "driven", "crashes"), 0o700),
+}
+"""What is kept in the state folder, and the mode of each."""
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

@@ -49,7 +49,7 @@ def _request(plan: SavedPlan, file: str, reason: str, secrets: tuple[str, ...]) 
         )
     secret_sources.hold(secrets, playbook)
     secret_sources.hold_become_password(hosts)
-    return Request(
+    request = Request(
         run=new_run_id(playbook.name, datetime.now(UTC)),
         playbook=playbook,
         hosts=hosts,
@@ -68,6 +68,7 @@ def _request(plan: SavedPlan, file: str, reason: str, secrets: tuple[str, ...]) 
         boots=plan.boots,
         plan=plan.run,
     )
+    return secret_sources.sealed(request)
 
 
 def still_expected(journal: Journal, started: RunStarted) -> dict[str, frozenset[str]] | None:

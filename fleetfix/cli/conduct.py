@@ -133,7 +133,7 @@ def prepare(order: Order) -> Request:
     secret_sources.hold_become_password(hosts)
     policy = merged(playbook.policy, order.policy)
     _require_strata(policy, hosts)
-    return Request(
+    request = Request(
         run=new_run_id(playbook.name, datetime.now(UTC)),
         playbook=playbook,
         hosts=hosts,
@@ -149,6 +149,7 @@ def prepare(order: Order) -> Request:
         machine=machine(),
         driver=driver(),
     )
+    return secret_sources.sealed(request)
 
 
 def _require_strata(policy: Policy, hosts: Iterable[Host]) -> None:

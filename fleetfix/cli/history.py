@@ -22,15 +22,30 @@ def runs(
     verify: Annotated[
         bool, typer.Option("--verify", help="Say whether the records are as they were written.")
     ] = False,
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hosts",
+            "--limit",
+            "-l",
+            metavar="PATTERN",
+            help="With --verify: also by what these hosts' ledgers keep.",
+            autocompletion=complete.hosts,
+        ),
+    ] = None,
+    inventory: options.InventoryFile = None,
     json: options.Json = False,
 ) -> int:
     """List the runs that this machine has driven, or verify what it keeps of them."""
     if verify:
+        from fleetfix.cli.verifying import Order
         from fleetfix.cli.verifying import verify as verify_runs
 
-        return verify_runs(run, as_json=json)
+        return verify_runs(Order(run, tuple(hosts) if hosts else None, inventory, json))
     if run is not None:
         raise typer.BadParameter(f"a run is named for --verify; `fleetfix show {run}` tells of one")
+    if hosts:
+        raise typer.BadParameter("--hosts is for --verify: whose ledgers are compared")
     import os
     import sys
     from dataclasses import asdict

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from fleetfix.cli.conduct import operator
 from fleetfix.cli.places import load_inventory
+from fleetfix.cli.secret_sources import hold_become_password
 from fleetfix.cli.signals import heard
 from fleetfix.domain.ledger import Ledger, as_json
 from fleetfix.engine.context import Interrupts
@@ -39,7 +40,8 @@ class Order:
 def conduct(order: Order) -> int:
     """Read, and show; returns the exit code: 2 where a host told nothing, 4 where it was not reached."""
     hosts = load_inventory(order.inventory).select(order.hosts, order.exclude)
-    found = asyncio.run(_read(order, hosts))
+    hold_become_password(hosts)
+    found = asyncio.run(ask(hosts, last=order.last, forks=order.forks))
     out = Out(sys.stdout)
     missing = Failure(kind="cancelled", message="it was not looked at: interrupted")
     try:
@@ -66,7 +68,9 @@ def _json_lines(host: str, told: Ledger | Failure) -> list[str]:
     return [json.dumps(as_json(host, line)) for line in told.lines]
 
 
-async def _read(order: Order, hosts: tuple[Host, ...]) -> dict[str, Ledger | Failure]:
+async def ask(
+    hosts: tuple[Host, ...], *, last: int, forks: int | None = None
+) -> dict[str, Ledger | Failure]:
     """What each host told; those are missing that were not asked before the operator ended it."""
     purpose = Purpose(
         run=new_run_id("ledger", datetime.now(UTC)),
@@ -78,9 +82,7 @@ async def _read(order: Order, hosts: tuple[Host, ...]) -> dict[str, Ledger | Fai
     found: dict[str, Ledger | Failure] = {}
     interrupts = Interrupts()
     reading = asyncio.ensure_future(
-        read_ledgers(
-            hosts, purpose, found.__setitem__, last=order.last, forks=order.forks or Policy().forks
-        )
+        read_ledgers(hosts, purpose, found.__setitem__, last=last, forks=forks or Policy().forks)
     )
     stopped = asyncio.ensure_future(interrupts.more_than(0))
     with heard(interrupts.interrupt):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from fleetfix import secret_values
 from fleetfix.cli import config
+from fleetfix.engine.context import Request
 from fleetfix.errors import UsageError
 from fleetfix.inventory import Host
 from fleetfix.playbook import Playbook
@@ -23,6 +25,7 @@ from fleetfix.redaction import SHORTEST
 from fleetfix.sealed import NAME
 from fleetfix.secret_values import BECOME
 from fleetfix.spelling import hint_for
+from fleetfix.steps import kept
 
 LARGEST = 16 * 1024
 """Bytes of a value: a secret is a key or a token, not a file of data."""
@@ -48,7 +51,6 @@ def hold(words: Iterable[str], playbook: Playbook) -> None:
             hint=" ".join(f"--secret {name}=SOURCE" for name in missing) + f"; {SOURCES}",
         )
     hold_given(given)
-    _refuse_where_it_stands_openly(playbook)
 
 
 def parse(words: Iterable[str]) -> dict[str, str]:
@@ -181,11 +183,21 @@ _READERS: dict[str, Callable[[str, str], str]] = {
 }
 
 
-def _refuse_where_it_stands_openly(playbook: Playbook) -> None:
-    """What stands in a playbook goes into the journal and onto the hosts as it is."""
+def sealed(request: Request) -> Request:
+    """The request, unless a value stands in it openly: it would go into the journal and onto the hosts."""
     mask = secret_values.mask()
-    if mask is not None and mask.finds(playbook.text):
-        raise UsageError(
-            f"the value of a secret stands in {playbook.source} itself",
-            hint="write ${{ secrets.NAME }} in its place",
-        )
+    if mask is None:
+        return request
+    places = {
+        request.playbook.source: request.playbook.text,
+        "--set": json.dumps(dict(request.settings), default=str, ensure_ascii=False),
+    }
+    for host, steps in {id(steps): (host, steps) for host, steps in request.steps.items()}.values():
+        places[f"what is bound for {host}"] = json.dumps(kept(steps), ensure_ascii=False)
+    for place, text in places.items():
+        if mask.finds(text):
+            raise UsageError(
+                f"the value of a secret stands openly in {place}",
+                hint="write ${{ secrets.NAME }} in the playbook in its place",
+            )
+    return request

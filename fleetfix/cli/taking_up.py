@@ -235,7 +235,7 @@ def _request(
     """What goes on: as it was bound, over hosts as they are reached now, asked for from here."""
     secret_sources.hold(order.secrets, bound.playbook)
     secret_sources.hold_become_password(hosts)
-    return Request(
+    request = Request(
         run=run,
         playbook=bound.playbook,
         hosts=hosts,
@@ -252,3 +252,4 @@ def _request(
         driver=driver(),
         take_over=order.take_over,
     )
+    return secret_sources.sealed(request)

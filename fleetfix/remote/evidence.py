@@ -41,7 +41,7 @@ def take(ctx, item):
         return {"packed": "", "cut": False, "lacks": str(why)[:300]}
     for value in _secrets(ctx):  # one may go over several lines, as keys do
         text = text.replace(value, masking.MASK)
-    lines = [masking.masked(line) for line in text.splitlines()]
+    lines = [masking.masked(line) for line in ctx.hide(text).splitlines()]
     packed, cut = _packed("\n".join(lines) + "\n", end)
     return {"packed": packed, "cut": cut, "lacks": None}
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import socket
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from fleetfix.cli.conduct import operator
 from fleetfix.cli.state_dir import file_system_of, state_dir
+from fleetfix.commands import Json
 from fleetfix.errors import JournalError
 from fleetfix.folders import config_folder, state_folder
+from fleetfix.journal import Journal
 from fleetfix.lab import default_root
-from fleetfix.transports.scripted import Fleet
+from fleetfix.transports.scripted import Fleet, World
 from tests.cli.conftest import Line
 
 
@@ -59,6 +63,48 @@ def test_the_journal_is_verified_and_the_first_record_that_does_not_fit_is_told(
     assert [one["misfit"] and one["misfit"]["seq"] for one in told] == [9, None]
     refused = fleetfix("runs", first)
     assert (refused.code, f"fleetfix show {first}" in refused.err) == (1, True)
+
+
+def test_what_hosts_keep_of_the_journal_tells_that_it_was_written_anew(
+    fleetfix: Line, fleet: Fleet, place: Path
+) -> None:
+    on = ("--hosts", "gpu[01-02]", "-i", "hosts.yaml")
+
+    def entries(args: dict[str, Json], world: World) -> object:
+        who = {"operator": operator(), "controller": socket.gethostname()}
+        kept = [(run, anchor) for run, anchor in fleet["gpu01"].anchors]
+        lines = [{"t": 1.0, "kind": "ended", "run": run, "anchor": anchor, **who} for run, anchor in kept]
+        return {"lines": [*lines, {"t": 2.0, "kind": "ended", "run": "of-somebody", "anchor": "1:x"}]}
+
+    fleet["gpu01"].on("ledger.entries", entries)
+    with fleet:
+        first = fleetfix("run", "lamps.yaml", *on[:1], "gpu01", *on[2:], "--yes").run
+        second = fleetfix("run", "lamps.yaml", *on[:1], "gpu02", *on[2:], "--yes").run
+        whole = fleetfix("runs", "--verify", "--hosts", "gpu01", "-i", "hosts.yaml")
+        assert (whole.code, whole.out.endswith("fit the chain\n")) == (0, True)
+        anew(place / "state", first)
+        assert fleetfix("runs", "--verify").code == 0
+        told = fleetfix("runs", "--verify", first, "--hosts", "gpu01", "-i", "hosts.yaml")
+        assert (told.code, f"run {first}: gpu01 keeps a head of it" in told.out) == (2, True)
+        (place / "state/journal.db").unlink()
+        gone = fleetfix("runs", "--verify", *on)
+    assert gone.code == 2
+    assert f"run {first}: gpu01 has it as yours from this machine" in gone.out
+    assert "gpu02: its ledger was not read" in gone.out
+    assert second not in gone.out
+    assert fleetfix("runs", "--hosts", "gpu01").code == 1
+
+
+def anew(state: Path, run: str) -> None:
+    """Write the journal anew with another time in one run, as whoever has the program can."""
+    with Journal.open(state) as journal:
+        kept = {one: list(journal.records(one)) for one in journal.every_run()}
+    for file in state.glob("journal.db*"):
+        file.unlink()
+    with Journal.open(state) as journal:
+        for one, records in kept.items():
+            later = 1.0 if one == run else 0.0
+            journal.append([record.model_copy(update={"at": record.at + later}) for record in records])
 
 
 def test_lint_takes_a_whole_path_whatever_its_ending(fleetfix: Line, place: Path) -> None:

@@ -135,7 +135,7 @@ def test_a_run_that_is_taken_up_takes_the_secrets_again(
         (("token=env:TOK", "token=env:TOK"), "--secret gives token twice"),
         (("token=env:TOK", "db_pass=file:pass", "tokn=env:TOK"), "signed-in has no secret 'tokn'"),
         (("token=env:TOK",), "signed-in uses secrets that are not given: db_pass"),
-        (("token=env:OPEN", "db_pass=file:pass"), "the value of a secret stands in "),
+        (("token=env:OPEN", "db_pass=file:pass"), "the value of a secret stands openly in "),
     ],
 )
 def test_a_source_that_gives_nothing_is_one_line_and_never_the_value(

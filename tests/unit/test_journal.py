@@ -60,6 +60,38 @@ def proven(rate: float, scope: str = "global") -> StepFinished:
     return StepFinished(host="gpu01", step="speed", result="ok", measured=measured, proven=True)
 
 
+def test_what_others_were_given_is_taken_from_them(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    Journal.open(folder).close()
+    (folder / "evidence").mkdir(mode=0o755)
+    folder.chmod(0o755)
+    for name in ("journal.db", "evidence"):
+        (folder / name).chmod(0o755)
+    Journal.open(folder).close()
+    modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in ("journal.db", "evidence")}
+    assert modes == {"journal.db": 0o600, "evidence": 0o700}
+
+
+def test_a_folder_that_others_may_write_to_keeps_no_journal(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(JournalError) as refused:
+        Journal.open(folder)
+    assert "others may write to it" in refused.value.message
+    assert "chmod go-w" in (refused.value.hint or "")
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_keeps_no_journal(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(JournalError, match="belongs to"):
+        Journal.open(folder)
+
+
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
     return Journal.open(tmp_path / "state")
