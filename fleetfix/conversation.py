@@ -557,6 +557,10 @@ class Conversation:
         frame = {"op": "acquire", "sweep": sweep}
         self._info = replies.info(await self._request(frame, calls, limit=limit))
 
+    async def await_lease(self, seconds: float) -> None:
+        frame = {"op": "await_lease", "seconds": seconds}
+        self._info = replies.info(await self._request(frame, limit=seconds + BOOKKEEPING))
+
     async def change(self, id: str, step: str, change: Change) -> Completed:
         calls = (*change.do, *change.undo, *change.commit)
         frame = {

@@ -161,6 +161,21 @@ class HostLost(Value):
     """It was the controller's network that was lost, and not this host."""
 
 
+class LeaseAwaited(Value):
+    """Another run has the host's lease; this one waits until that has ended, and plans the host then."""
+
+    kind: Literal["lease_awaited"] = "lease_awaited"
+    host: str
+    run: str
+    operator: str
+    controller: str
+    since: str
+    """When the other run took the host, by the host's clock, ISO 8601."""
+    reason: str = ""
+    seconds: float = 0.0
+    """How long it is waited at most."""
+
+
 class StepPlanned(Value):
     """What a step would do on a host, before anything changed. A check has a `verdict` or none."""
 
@@ -448,6 +463,7 @@ Event = Annotated[
     | ConnectionDropped
     | ConnectionReturned
     | HostLost
+    | LeaseAwaited
     | StepPlanned
     | HostPlanned
     | CohortFormed

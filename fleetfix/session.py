@@ -164,6 +164,13 @@ class Session(Protocol):
         """
         ...
 
+    async def await_lease(self, seconds: float) -> None:
+        """Wait until no other run has the lease, at most so many seconds; nothing is taken or written.
+
+        `info` is up to date then.
+        """
+        ...
+
     async def change(self, id: str, step: str, change: Change) -> Completed:
         """Make a change at most once. The id is `RUN/STEP/ATTEMPT/N`.
 

@@ -30,6 +30,7 @@ from fleetfix.events import (
     HostReleased,
     HostSaid,
     HostStarted,
+    LeaseAwaited,
     NetworkLost,
     NetworkReturned,
     Outcome,
@@ -79,6 +80,8 @@ class HostState:
     """Which machine it is, by its own word; two names may mean one."""
     pending: bool | None = None
     """None until it is planned."""
+    awaits: str = ""
+    """The run that has its lease, while it is waited for that one to end; it is planned after that."""
     started: bool = False
     step: str = ""
     """The step it is in, or was in last."""
@@ -305,6 +308,7 @@ HostEvent = (
     | ConnectionDropped
     | ConnectionReturned
     | HostLost
+    | LeaseAwaited
     | StepPlanned
     | HostPlanned
     | HostStarted
@@ -349,8 +353,10 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
         case StepPlanned():
             before = {} if host.started else {"before": event}
             return host.in_step(event.step, planned=event, **before)
+        case LeaseAwaited():
+            return replace(host, awaits=event.run, doing=f"waits for run {event.run} to end here")
         case HostPlanned():
-            return replace(host, pending=event.pending)
+            return replace(host, pending=event.pending, awaits="")
         case HostStarted():
             return replace(host, started=True)
         case StepStarted():
@@ -409,7 +415,8 @@ def _word_on(host: HostState, event: HostFinished | HostCommitted | HostReleased
     match event:
         case HostFinished():
             back = event.outcome in ("rollback_pending", "rollback_failed")
-            return replace(host, finished=event, doing="", away="", going_back=host.going_back or back)
+            host = replace(host, finished=event, doing="", away="", awaits="")
+            return replace(host, going_back=host.going_back or back)
         case HostCommitted():
             return replace(host, committed=True)
         case HostReleased():
@@ -422,6 +429,7 @@ def _taken_up(host: HostState) -> HostState:
         host,
         finished=None,
         pending=None,
+        awaits="",
         connected=False,
         doing="",
         lost_by_controller=False,

@@ -25,17 +25,25 @@ from fleetfix.state import fold as folded
 from fleetfix.views.grouping import fold
 
 
-def apply(file: str, manner: conduct.Manner, reason: str, secrets: tuple[str, ...] = ()) -> int:
+def apply(
+    file: str,
+    manner: conduct.Manner,
+    reason: str,
+    secrets: tuple[str, ...] = (),
+    lock_wait: float = 0.0,
+) -> int:
     """Do what a saved plan says where it still holds; returns the exit code."""
     plan = read(read_whole(Path(file)), file)
     if why := distrust(Path(file)):
         # It names a playbook and an inventory, which may be a program: others must not choose them.
         raise PlanError(f"{file} is not applied: {why}", hint="make a plan of your own")
     plan.refuse_unless_fresh(file, time.time())
-    return conduct.carry_out(_request(plan, file, reason, secrets), manner)
+    return conduct.carry_out(_request(plan, file, reason, secrets, lock_wait), manner)
 
 
-def _request(plan: SavedPlan, file: str, reason: str, secrets: tuple[str, ...]) -> Request:
+def _request(
+    plan: SavedPlan, file: str, reason: str, secrets: tuple[str, ...], lock_wait: float
+) -> Request:
     playbook = load(plan.source)
     if playbook.digest != plan.digest:
         raise PlanError(f"{plan.source} was edited after {file} was made", hint="make a new plan")
@@ -67,6 +75,7 @@ def _request(plan: SavedPlan, file: str, reason: str, secrets: tuple[str, ...]) 
         expected=plan.expected(),
         boots=plan.boots,
         plan=plan.run,
+        lock_wait=lock_wait,
     )
     return secret_sources.sealed(request)
 

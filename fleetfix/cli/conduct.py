@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from fleetfix.cli import config, consent, secret_sources
 from fleetfix.cli.driving import drive
@@ -23,7 +23,7 @@ from fleetfix.cli.state_dir import state_dir
 from fleetfix.cli.tripped import refuse_while_tripped
 from fleetfix.cli.whole_file import require_place, write_whole
 from fleetfix.cohorts import neighbours
-from fleetfix.commands import Json
+from fleetfix.commands import Json, Seconds
 from fleetfix.engine.fleetrun import Request
 from fleetfix.errors import DocumentError, PlaybookError, UsageError
 from fleetfix.events import one_machine
@@ -54,6 +54,7 @@ class Order:
     policy: Mapping[str, object] = field(default_factory=dict)
     dry: bool = False
     reason: str = ""
+    lock_wait: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,7 @@ def prepare(order: Order) -> Request:
         others=neighbours(inventory.hosts.values(), hosts),
         machine=machine(),
         driver=driver(),
+        lock_wait=order.lock_wait,
     )
     return secret_sources.sealed(request)
 
@@ -216,6 +218,18 @@ def merged(policy: Policy, given: Mapping[str, object]) -> Policy:
         name = str(first["loc"][0]).replace("_", "-")
         why = first["msg"].removeprefix("Value error, ")
         raise UsageError(f"--{name} {first['input']!r}: {why}") from None
+
+
+def seconds_of(option: str, text: str | None) -> float:
+    """The seconds that an option of a time means: `90`, `90s`, `10m`; 0 where it is not given."""
+    if text is None:
+        return 0.0
+    try:
+        found = TypeAdapter(Seconds).validate_python(text)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UsageError(f"{option} {text!r}: {why}") from None
+    return float(found)
 
 
 def machine() -> str:

@@ -41,6 +41,7 @@ class Return:
     plain: bool = False
     take_over: bool = False
     secrets: tuple[str, ...] = ()
+    lock_wait: float = 0.0
 
 
 def go_back(order: Return) -> int:
@@ -132,6 +133,7 @@ async def _roll_back(
             driver=driver(),
             take_over=order.take_over,
             forks=order.forks,
+            lock_wait=order.lock_wait,
         )
     )
     with heard(_Signals(work, show).interrupt):

@@ -111,6 +111,14 @@ YesHosts = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", help="Go on without this terminal; `fleetfix watch` follows it.")
 ]
+LockWait = Annotated[
+    str | None,
+    typer.Option(
+        "--lock-wait",
+        metavar="TIME",
+        help="Where another run has a host, wait so long for it to end, e.g. 10m.",
+    ),
+]
 TakeOver = Annotated[
     bool, typer.Option("--take-over", help="Also where another controller is at work on this run.")
 ]

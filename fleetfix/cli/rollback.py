@@ -16,10 +16,12 @@ def rollback(
     reason: options.Reason = "",
     yes: options.Yes = False,
     take_over: options.TakeOver = False,
+    lock_wait: options.LockWait = None,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
     """Undo what a run did, newest change first. Works from any machine that reaches the hosts."""
+    from fleetfix.cli.conduct import seconds_of
     from fleetfix.cli.going_back import Return, go_back
 
     return go_back(
@@ -34,5 +36,6 @@ def rollback(
             progress.plain,
             take_over,
             secrets=tuple(secrets or ()),
+            lock_wait=seconds_of("--lock-wait", lock_wait),
         )
     )

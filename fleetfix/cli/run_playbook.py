@@ -38,12 +38,13 @@ def run(
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
+    lock_wait: options.LockWait = None,
     detach: options.Detach = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
     """Run a playbook over hosts: a canary first, then batches, every step verified."""
-    from fleetfix.cli.conduct import Manner, Order, conduct
+    from fleetfix.cli.conduct import Manner, Order, conduct, seconds_of
 
     return conduct(
         Order(
@@ -65,6 +66,7 @@ def run(
             ),
             dry=dry_run,
             reason=reason,
+            lock_wait=seconds_of("--lock-wait", lock_wait),
         ),
         Manner(
             diff=diff,
@@ -153,19 +155,21 @@ def apply(
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     reason: options.Reason = "",
+    lock_wait: options.LockWait = None,
     detach: options.Detach = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
     """Do what a saved plan says, on the hosts where it still holds; it is good for 15 minutes."""
     from fleetfix.cli.applying import apply as apply_plan
-    from fleetfix.cli.conduct import Manner
+    from fleetfix.cli.conduct import Manner, seconds_of
 
     return apply_plan(
         file,
         Manner(diff=diff, json=json, plain=progress.plain, yes=yes, yes_hosts=yes_hosts, detach=detach),
         reason,
         tuple(secrets or ()),
+        seconds_of("--lock-wait", lock_wait),
     )
 
 

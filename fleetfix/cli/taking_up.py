@@ -49,6 +49,7 @@ class Resumption:
     json: bool = False
     plain: bool = False
     take_over: bool = False
+    lock_wait: float = 0.0
     detach: bool = False
     """It goes on in a process of its own."""
 
@@ -251,5 +252,6 @@ def _request(
         machine=machine(),
         driver=driver(),
         take_over=order.take_over,
+        lock_wait=order.lock_wait,
     )
     return secret_sources.sealed(request)

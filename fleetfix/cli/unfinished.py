@@ -16,11 +16,13 @@ def resume(
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
     take_over: options.TakeOver = False,
+    lock_wait: options.LockWait = None,
     detach: options.Detach = False,
     progress: options.HowShown = options.Progress.AUTO,
     json: options.Json = False,
 ) -> int:
     """Go on with a run that was cut short, from where each host is. No change is made twice."""
+    from fleetfix.cli.conduct import seconds_of
     from fleetfix.cli.taking_up import Resumption
     from fleetfix.cli.taking_up import resume as take_up
 
@@ -36,6 +38,7 @@ def resume(
             json=json,
             plain=progress.plain,
             take_over=take_over,
+            lock_wait=seconds_of("--lock-wait", lock_wait),
             detach=detach,
         )
     )

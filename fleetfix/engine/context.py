@@ -50,6 +50,8 @@ class Request:
     driver: str = ""
     take_over: bool = False
     """The run may be taken away from another controller that is at work on it."""
+    lock_wait: float = 0.0
+    """Seconds to wait at most, on each host, for another run that has its lease."""
 
     @property
     def may_change(self) -> bool:

@@ -6,12 +6,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
+from fleetfix.cohorts import declared_cohort
 from fleetfix.engine.assembly import assemble
 from fleetfix.engine.context import Choice, RunContext
 from fleetfix.engine.hostrun import HostRun
 from fleetfix.engine.joint import Joint
 from fleetfix.engine.network import GIVEN_UP_AFTER, Loss
-from fleetfix.engine.rollout import Finish, Halt, Start, Trip, Wait, decide, surveying, to_begin
+from fleetfix.engine.rollout import (
+    Finish,
+    Halt,
+    Start,
+    Trip,
+    Wait,
+    awaiting,
+    decide,
+    surveying,
+    to_begin,
+)
 from fleetfix.engine.unit import Unit
 from fleetfix.errors import Failure, JournalError
 from fleetfix.events import (
@@ -56,6 +67,8 @@ class Fleet:
         self._ended: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
         self._seen_interrupts = 0
         self._surveyed = False
+        self._settled: set[str] = set()
+        """The hosts of which it is decided whether they have a turn."""
         self._joints: dict[str, Joint] = {}
         """The joint plan of each host that is in a cohort."""
         self._begun: set[str] = set()
@@ -69,9 +82,16 @@ class Fleet:
             for name, run in self._runs.items():
                 self._begin(name, run.survey())
             await self._decide_until_done()
+            self._wait_no_longer()
         finally:
             await self._end_all()
             self._finish_the_rest()
+
+    def _wait_no_longer(self) -> None:
+        """Where the run halts, nothing is begun any more on a host that another run has."""
+        state = self._context.recorder.state
+        for name in awaiting(state):
+            self._finish(name, "not_started", state.halted or "interrupted")
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -81,11 +101,15 @@ class Fleet:
     async def _decide_until_done(self) -> None:
         recorder, policy = self._context.recorder, self._context.request.policy
         while True:
-            if not self._surveyed and not surveying(recorder.state):
+            fresh = self._planned_since()
+            if fresh:
                 self._surveyed = True
-                self._joints = await assemble(self._context, self._runs)
-                self._settle_survey()
-            decision = decide(recorder.state, policy)
+                self._settled |= fresh
+                # One that others went before, and that belongs to them, finds them absent.
+                runs = {name: run for name, run in self._runs.items() if name in fresh}
+                self._joints |= await assemble(self._context, runs)
+                self._settle_survey(fresh)
+            decision = decide(recorder.state, policy) if self._surveyed else Wait()
             match decision:
                 case Start():
                     await self._start(decision)
@@ -100,15 +124,30 @@ class Fleet:
                     if not await self._step():
                         return
 
-    def _settle_survey(self) -> None:
-        """Every host is planned: refuse what must not be done, and end or judge what needs nothing."""
+    def _planned_since(self) -> frozenset[str]:
+        """The hosts that were planned since the last time, once all are that can be planned now.
+
+        Where another run has a host it is waited for that one, and the others go on; but not where some
+        of them may belong together: what does is planned as one.
+        """
+        state = self._context.recorder.state
+        if surveying(state) or (awaiting(state) and not state.interrupted and self._may_be_tied()):
+            return frozenset()
+        return frozenset(name for name, host in state.hosts.items() if not host.awaits) - self._settled
+
+    def _may_be_tied(self) -> bool:
+        visits = (run.visit for run in self._runs.values())
+        return any(visit.may_be_asked or visit.formed or declared_cohort(visit.host) for visit in visits)
+
+    def _settle_survey(self, fresh: frozenset[str]) -> None:
+        """These hosts are planned: refuse what must not be done, and end or judge what needs nothing."""
         state = self._context.recorder.state
         for name, names in same_machine(state).items():
-            if state.hosts[name].finished is None:
+            if state.hosts[name].finished is None and not state.hosts[name].started:
                 self._runs[name].refuse(*_one_machine(names))
         turns = with_a_turn(state)
         for name, host in state.hosts.items():
-            if not host.is_open or host.started:
+            if name not in fresh or not host.is_open or host.started:
                 continue  # a host that was begun before the run was taken up goes on to its end
             if self._context.request.dry:
                 self._runs[name].end_plan()

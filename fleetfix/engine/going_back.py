@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from fleetfix.commands import Json
+from fleetfix.engine.awaiting import awaited, of_another
 from fleetfix.engine.breaker import rollback_failed
 from fleetfix.engine.company import Company
 from fleetfix.engine.context import OpenSession, Slots
@@ -24,7 +25,7 @@ from fleetfix.events import (
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
-from fleetfix.session import Purpose, at_work_elsewhere, open_session
+from fleetfix.session import Purpose, at_work_elsewhere, held_by, open_session
 from fleetfix.state import HostState, RunState
 
 COMMITTED = "the run was committed here: nothing is kept to undo it with"
@@ -42,11 +43,13 @@ async def roll_back(
     driver: str = "",
     take_over: bool = False,
     forks: int = 64,
+    lock_wait: float = 0.0,
     known: RunState | None = None,
     opener: OpenSession = open_session,
 ) -> RunState:
     """Undo a run on these hosts, by what the hosts themselves recorded; needs no playbook.
 
+    Where another run has a host it is waited for that one, `lock_wait` seconds at most.
     When it is cancelled, each host that has not gone back is `rollback_pending`, and the exit is 130.
     `known` is the run as the journal knows it: which hosts went together. Else the hosts tell.
     """
@@ -69,7 +72,7 @@ async def roll_back(
         async with slots.taken():
             reached = False
             try:
-                reached = await _roll_back_host(host, purpose, recorder, opener, company)
+                reached = await _roll_back_host(host, purpose, recorder, opener, company, lock_wait)
                 over.add(host.name)
             finally:
                 company.over(host.name, reached=reached)
@@ -104,9 +107,14 @@ async def _left_there(recorder: Recorder, hosts: Sequence[Host]) -> RunState:
 
 
 async def _roll_back_host(
-    host: Host, purpose: Purpose, recorder: Recorder, opener: OpenSession, company: Company
+    host: Host,
+    purpose: Purpose,
+    recorder: Recorder,
+    opener: OpenSession,
+    company: Company,
+    lock_wait: float,
 ) -> bool:
-    """Whether the host was reached, and nobody else is at work on the run there."""
+    """Whether the host was reached, and nobody else is at work there."""
 
     def progress(step: str, text: str) -> None:
         del step, text
@@ -130,6 +138,14 @@ async def _roll_back_host(
         if not claimed and not known and all(past.state == "undone" for past in await session.past()):
             _nothing_to_undo(host, recorder)
             return True
+        if (lease := of_another(session, purpose.run)) is not None and lock_wait:
+            recorder.record(awaited(host.name, lease, lock_wait))
+            async with company.slots.given_back():
+                await session.await_lease(lock_wait)
+            lease = of_another(session, purpose.run)
+        if lease is not None:
+            _finish_rollback(host, recorder, "busy", held_by(lease))
+            return False
         note = None if company.known else await session.recall("cohort")
         cohort = company.cohort_of(host.name, note)
         if absent := company.absent(cohort):

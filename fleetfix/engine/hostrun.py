@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from fleetfix.action import Action, Check, Plan
 from fleetfix.commands import Json
+from fleetfix.engine.awaiting import wait_for_others
 from fleetfix.engine.context import RunContext, SafePoint
 from fleetfix.engine.ends import Ends
 from fleetfix.engine.joint import Joint
@@ -18,13 +19,14 @@ from fleetfix.engine.member import Member
 from fleetfix.engine.phases import StepEnd, StepRun, in_doubt
 from fleetfix.engine.rollback import late, steps_of
 from fleetfix.engine.rollout import Trip, stops
-from fleetfix.engine.survey import end_dry, survey
+from fleetfix.engine.survey import end_dry, still_as_planned, survey
 from fleetfix.engine.unit import BarrierBroken, Unit
 from fleetfix.engine.visit import Visit
 from fleetfix.errors import Failure, HostError
 from fleetfix.events import GOOD, BreakerTripped, HostStarted, RunHalted, StepFinished, StepWaited
 from fleetfix.inventory import Host
 from fleetfix.playbook import Step
+from fleetfix.session import Session
 from fleetfix.steps import kept as kept_steps
 
 FAILED = ("failed", "unknown", "blocked")
@@ -177,8 +179,11 @@ class HostRun:
             self._visit.acquired = True
             return await self._go_on_going_back()
         try:
-            await session.acquire()
+            stale = await self._take(session)
             self._visit.acquired = True
+            if stale is not None:
+                await session.end("blocked", keep_claim=False, commit=False)
+                return self._ends.not_begun(stale, "")
             await session.note("bound", self._bound())
             if self._visit.member is not None:
                 await session.note("cohort", self._visit.member.note())
@@ -186,6 +191,18 @@ class HostRun:
             return self._ends.give_up(error.failure, "plan")
         await self._go_through(checks_only=False)
         return None
+
+    async def _take(self, session: Session) -> Failure | None:
+        """Take lease and claim; where another run was waited for, why the plan holds no more."""
+        try:
+            await session.acquire()
+        except HostError as error:
+            if error.failure.kind != "lease_held" or not await wait_for_others(self._visit):
+                raise
+        else:
+            return None
+        await session.acquire()
+        return await still_as_planned(self._visit)
 
     async def _go_on_going_back(self) -> None:
         """Undo what is left to undo; what had gone wrong first stays the host's error."""

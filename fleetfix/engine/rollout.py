@@ -80,12 +80,19 @@ def decide(state: RunState, policy: Policy) -> Decision:
         return Wait()
     if (wave := next_wave(state, policy)) is not None:
         return Start(wave.name, wave.hosts)
-    return Wait() if _being_judged(state) else Finish()
+    return Wait() if _being_judged(state) or awaiting(state) else Finish()
 
 
 def surveying(state: RunState) -> bool:
-    """Whether a host is still being planned."""
-    return any(host.pending is None and host.finished is None for host in state.hosts.values())
+    """Whether a host is still being planned. One that another run has now is planned when it is free."""
+    return any(
+        host.pending is None and host.finished is None and not host.awaits for host in state.hosts.values()
+    )
+
+
+def awaiting(state: RunState) -> tuple[str, ...]:
+    """The hosts of which it is waited that another run ends there."""
+    return tuple(name for name, host in state.hosts.items() if host.awaits)
 
 
 def to_begin(state: RunState, policy: Policy, begun: Collection[str]) -> tuple[str, ...]:
@@ -130,7 +137,7 @@ def _still_to_begin(state: RunState, begun: Collection[str]) -> tuple[Unit, ...]
     left: dict[str, list[str]] = {}
     for wave in state.waves:
         for name in wave.hosts:
-            if name not in begun and _open(state, name):
+            if name not in begun and _open(state, name) and not state.hosts[name].awaits:
                 left.setdefault(state.cohorts.get(name, "\0" + name), []).append(name)
     return tuple(tuple(names) for names in left.values())
 
@@ -140,7 +147,8 @@ def _being_judged(state: RunState) -> bool:
     waiting = {name for unit in ready(state) for name in unit}
     called = {name for wave in state.waves for name in wave.hosts}
     return any(
-        host.is_open and name not in waiting and name not in called for name, host in state.hosts.items()
+        host.is_open and not host.awaits and name not in waiting and name not in called
+        for name, host in state.hosts.items()
     )
 
 
@@ -187,7 +195,7 @@ def _bad(state: RunState) -> list[HostState]:
 def _to_begin_at_all(state: RunState) -> bool:
     """Whether any host is still to be begun, or called."""
     started = frozenset(name for name, host in state.hosts.items() if host.started)
-    return bool(_still_to_begin(state, started) or ready(state))
+    return bool(_still_to_begin(state, started) or ready(state) or awaiting(state))
 
 
 def _too_many_not_reached(state: RunState, policy: Policy, bad: Sequence[HostState]) -> str | None:

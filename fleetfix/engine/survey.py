@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fleetfix.action import Action, Check
 from fleetfix.cohorts import ties_of, undeclared, why_undeclared
+from fleetfix.engine.awaiting import of_another, wait_for_others
 from fleetfix.engine.ends import Ends
 from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.engine.phases import shown
@@ -26,6 +27,10 @@ async def survey(visit: Visit, ends: Ends) -> None:
     if all(step.elsewhere for step in visit.steps):
         return ends.finish("skipped", "no step of this playbook is for this host")
     session = await visit.connect()
+    if of_another(session, visit.context.request.run) and await wait_for_others(visit):
+        visit.say("", "the other run has ended here: it is planned now")
+    if not visit.is_open:
+        return None  # it got its end while it was waited
     refuse_where_taken(session.info, visit.context.request.purpose(), visit.host.name)
     if visit.resumed and not await take_up(visit, ends):
         return None
@@ -88,6 +93,25 @@ def stale_since_saved(visit: Visit) -> tuple[Failure, str] | None:
         return None
     message = f"the host changed since the plan: {why}"
     return Failure(kind="stale_plan", message=message, hint="plan it anew"), ""
+
+
+async def still_as_planned(visit: Visit) -> Failure | None:
+    """Why a plan does not hold that another run has worked under; None where it does. Raises HostError."""
+    facts = await visit.line.ask_all({step.id: step.act.probe() for step in visit.steps if is_asked(step)})
+    known = {id: got for id, got in facts.items() if not isinstance(got, HostError)}
+    now = foresee(visit.steps, known, changed=visit.changed, spent=visit.spent)
+    then = visit.foreseen
+    alike = all(_announces(one) == _announces(then[one.step.id]) for one in now)
+    if alike and visit.member is None:
+        return None
+    message = "another run was at work here since it was planned, and left another state"
+    return Failure(kind="stale_plan", message=message, hint="run it anew")
+
+
+def _announces(one: Foreseen) -> frozenset[str]:
+    if not one.pending:
+        return frozenset()
+    return frozenset().union(*(change.announces() for change in one.plan.changes))
 
 
 def end_dry(visit: Visit, ends: Ends) -> None:

@@ -46,6 +46,8 @@ class Visit:
     """The run is taken up again on this host."""
     behind: frozenset[str] = frozenset()
     """Steps that had had their turn, as the host's own log shows."""
+    waits_until: float | None = None
+    """Until when it is waited for another run that has the host, by the run's clock."""
     _line: Line | None = None
     _job_seen: bool = False
     """The job that a stop was to end was seen to run after all."""

@@ -37,6 +37,7 @@ from fleetfix.remote.records import Records, checked_name
 FULL = 4 * 1024 * 1024  # bytes waiting to be sent at which no further read is begun
 AT_ONCE = 8  # reads that run side by side
 RENEW = 30.0  # seconds between renewals of the lease
+LOOK_AGAIN = 0.25  # seconds between two looks at another's lease
 
 
 class Runner(Loop):
@@ -254,6 +255,16 @@ class Runner(Loop):
             "holds_due": holds_due(self.home),
         }
 
+    def await_lease(self, frame):
+        """Wait until no other run has the lease, at most so long; then say anew what this host is."""
+        until = time.monotonic() + float(frame["seconds"])
+        while not self.lost and time.monotonic() < until:
+            other = self.lease.current()
+            if other is None or other["run"] == self.run:
+                break
+            yield LOOK_AGAIN
+        return self.info()
+
     def past(self, frame):
         """Send each change of this run; answer with their number."""
         log = self.records.log
@@ -340,6 +351,7 @@ def _until(path):
 
 AT_SIGHT = {
     "hello": Runner.info,
+    "await_lease": Runner.await_lease,
     "past": Runner.past,
     "modules": Runner.modules,
     "recall": Runner.recall,

@@ -72,6 +72,9 @@ class ScriptedSession:
     async def acquire(self) -> None:
         await self._within(self._acquire())
 
+    async def await_lease(self, seconds: float) -> None:
+        await self._within(self._await_lease(seconds))
+
     async def change(self, id: str, step: str, change: Change) -> Completed:
         return await self._within(self._change(id, step, change))
 
@@ -215,6 +218,14 @@ class ScriptedSession:
                 answer = _cancelled()
             answers.append(answer)
         return answers
+
+    async def _await_lease(self, seconds: float) -> None:
+        until = asyncio.get_running_loop().time() + seconds
+        while asyncio.get_running_loop().time() < until:
+            lease = self._host.current_lease
+            if lease is None or lease.run == self._purpose.run:
+                return
+            await asyncio.sleep(0.001)
 
     async def _acquire(self) -> None:
         self._check_wet()

@@ -21,6 +21,7 @@ from fleetfix.events import (
     HostLost,
     HostReleased,
     HostSaid,
+    LeaseAwaited,
     Record,
     RollbackFinished,
     RollbackStarted,
@@ -36,7 +37,7 @@ from fleetfix.state import RunState
 from fleetfix.views.amounts import count, duration, rate, size, unit, when
 from fleetfix.views.checkpoints import said_of_change
 from fleetfix.views.grouping import counted, fold
-from fleetfix.views.lines import found, returned, settled
+from fleetfix.views.lines import awaited, found, returned, settled
 from fleetfix.views.neutral import many_lines, one_line
 from fleetfix.views.paint import PLAIN, Paint
 from fleetfix.views.plan import why_ended
@@ -159,8 +160,8 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
             yield one_line(f"connected as {event.user}, Python {event.python}{durable}")
         case ConnectionDropped():
             yield f"{paint('warn', 'connection dropped')}: {one_line(event.reason)}; tried again"
-        case ConnectionReturned():
-            yield returned(event)
+        case ConnectionReturned() | LeaseAwaited():
+            yield awaited(event) if isinstance(event, LeaseAwaited) else returned(event)
         case HostLost():
             yield f"{paint('bad', 'lost')}: {one_line(str(event.failure))}"
         case StepPlanned():

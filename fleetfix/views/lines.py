@@ -22,6 +22,7 @@ from fleetfix.events import (
     HostPlanned,
     HostReleased,
     HostSaid,
+    LeaseAwaited,
     NetworkLost,
     NetworkReturned,
     Record,
@@ -103,6 +104,8 @@ def _of_host(event: Event, state: RunState, paint: Paint) -> str | None:
             )
         case ConnectionReturned():
             return f"{event.host} {returned(event)}"
+        case LeaseAwaited():
+            return f"{event.host} {paint('warn', 'waits')}: {awaited(event)}"
         case ChangeUndone():
             return _undone(event, paint)
         case ChangeFound():
@@ -123,6 +126,13 @@ def returned(event: ConnectionReturned) -> str:
     if not event.restarted:
         return back
     return f"{back}: it was restarted meanwhile; what was under way there is looked at again"
+
+
+def awaited(event: LeaseAwaited) -> str:
+    """Which other run is waited for, and how long at most."""
+    why = f" ({event.reason})" if event.reason else ""
+    who = one_line(f"run {event.run} of {event.operator} on {event.controller} writes there{why}")
+    return f"{who}; it is waited for, {duration(event.seconds)} at most"
 
 
 def found(event: ChangeFound) -> str:

@@ -103,6 +103,8 @@ def refusals(state: RunState) -> dict[str, list[tuple[str, str]]]:
 
 def _refusal(host: HostState) -> tuple[str, str]:
     done = host.finished
+    if host.awaits:
+        return "waits", one_line(f"run {host.awaits} writes there: it is planned when that has ended")
     if done is not None and done.outcome not in GOOD and done.outcome not in ("not_started", "cancelled"):
         return done.outcome, said_of(host)
     blocked = [step.planned for step in host.steps.values() if step.planned and step.planned.blocked]

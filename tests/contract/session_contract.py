@@ -174,6 +174,22 @@ class SessionPromises:
             await second.change("r2/s/1/0", "s", change(call("append", path=place.path("f"))))
         assert place.lines("f") == []
 
+    async def test_who_waits_for_a_lease_is_told_when_it_is_free_and_has_taken_nothing(
+        self, place: Place
+    ) -> None:
+        first, second = await place.open("r1"), await place.open("r2")
+        await first.acquire()
+        await second.await_lease(0.0)
+        assert second.info.lease is not None
+        assert second.info.lease.run == "r1"
+        waiting = asyncio.ensure_future(second.await_lease(60.0))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await first.end("ok", keep_claim=False, commit=False)
+        await asyncio.wait_for(waiting, 20)
+        assert second.info.lease is None
+        await second.acquire()
+
     async def test_unfinished_business_refuses_others_and_names_the_commands(self, place: Place) -> None:
         first = await place.open("r1")
         await first.change(ONE, "s", change(call("append", path=place.path("f"))))

@@ -210,6 +210,7 @@ def request(
     machine: str = "",
     expected: Mapping[str, frozenset[str]] | None = None,
     variables: Mapping[str, dict[str, Json]] | None = None,
+    lock_wait: float = 0.0,
 ) -> Request:
     policy = policy or Policy(canary=1, batch=(Share.parse("100%"),), max_unreachable=Share.parse("100%"))
     return Request(
@@ -228,6 +229,7 @@ def request(
         controller="here",
         machine=machine,
         expected=expected,
+        lock_wait=lock_wait,
     )
 
 
