@@ -51,7 +51,7 @@ class Ledger(Value):
 
 def question(last: int) -> Read:
     """Ask for the last lines."""
-    return Read(function="ledger.entries", args={"last": last}, timeout=60.0)
+    return Read(function="ledger_lines.last", args={"count": last}, timeout=60.0)
 
 
 def understood(reply: Completed) -> Ledger:

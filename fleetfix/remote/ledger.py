@@ -10,14 +10,10 @@ import json
 import os
 import time
 
-from fleetfix.remote.api import read
-
 NAME = "ledger.jsonl"
 OLDER = "ledger.1.jsonl"
 LARGEST = 2 * 1024 * 1024  # bytes of one file
 LONGEST = 500  # characters of one text in it
-TAIL = 1024 * 1024  # bytes of a file that are looked at from its end
-ANSWER = 56 * 1024  # bytes of an answer
 WHO = ("run", "playbook", "operator", "controller", "reason")
 
 
@@ -66,51 +62,3 @@ def _lines_in(path):
             return sum(1 for _ in file)
     except OSError:
         return 0
-
-
-@read
-def entries(ctx, last):
-    """The last lines of the ledger, oldest first, and whether there are more; those torn are counted."""
-    found, torn, more = [], 0, False
-    for home in ctx.homes:
-        for name in (OLDER, NAME):
-            data, cut = _tail(os.path.join(home, name))
-            more = more or cut
-            for line in data.splitlines():
-                record = _parsed(line)
-                if record is None:
-                    torn += 1
-                else:
-                    found.append(record)
-    found.sort(key=lambda record: record["t"])
-    kept, room = [], ANSWER
-    for record in reversed(found[-last:]):
-        room -= len(json.dumps(record))
-        if room < 0:
-            break
-        kept.append(record)
-    return {"lines": kept[::-1], "more": more or len(kept) < len(found), "torn": torn}
-
-
-def _tail(path):
-    """The last bytes of a file from the beginning of a line on, and whether there are more before."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - TAIL, 0))
-            data = file.read(TAIL)
-    except OSError:
-        return b"", False
-    if size <= TAIL:
-        return data, False
-    return data.partition(b"\n")[2], True
-
-
-def _parsed(line):
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("t"), (int, float)):
-        return None
-    return record

@@ -562,7 +562,9 @@ class HostContract(SessionPromises):
         await session.undo(ONE)
         await session.end("rolled_back", keep_claim=False, commit=False, anchor="7:abc")
         look = await place.open("look", dry=True)
-        (answer,) = await look.read("", [Read(function="ledger.entries", args={"last": 9}, timeout=20.0)])
+        (answer,) = await look.read(
+            "", [Read(function="ledger_lines.last", args={"count": 9}, timeout=20.0)]
+        )
         lines = answer.value["lines"]
         assert [(one["kind"], one.get("change")) for one in lines] == [
             ("begun", ONE),

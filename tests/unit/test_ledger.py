@@ -12,6 +12,7 @@ from fleetfix.commands import Completed
 from fleetfix.domain.ledger import Ledger, understood
 from fleetfix.errors import Failure, HostError
 from fleetfix.remote import ledger as ledgers
+from fleetfix.remote import ledger_lines
 from fleetfix.remote.api import Context
 from fleetfix.views.ledger import ledger_text
 
@@ -24,7 +25,7 @@ def ledger(tmp_path: Path) -> Any:
 
 
 def entries(tmp_path: Path, last: int = 50) -> dict[str, Any]:
-    found: dict[str, Any] = ledgers.entries(Context("r1", "", str(tmp_path)), last)
+    found: dict[str, Any] = ledger_lines.last(Context("r1", "", str(tmp_path)), last)
     return found
 
 

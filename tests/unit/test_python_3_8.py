@@ -108,7 +108,7 @@ def asked(venv: Path) -> list[tuple[str, dict[str, Any]]]:
         ),
         ("audits.environment", at),
         ("facts.survey", {}),
-        ("ledger.entries", {"last": 5}),
+        ("ledger_lines.last", {"count": 5}),
         ("environments.find", at),
         ("environments.users", {"path": str(venv)}),
         ("environments.find", {"venv": "of-job"}),
