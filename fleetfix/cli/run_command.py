@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from fleetfix.views.paint import Paint
 
 LARGEST_SCRIPT = 4 << 20
 PROGRESS_SECONDS = 10.0
+QUIET = 30.0
+"""Seconds without any output after which it is said who is waited for."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,7 @@ class Show:
 
     def __init__(self, order: Order, request: CommandRequest) -> None:
         self._json = order.json
+        self._said_at = time.monotonic()
         names = [host.name for host in request.hosts]
         self._outs: dict[Stream, Out] = {"out": Out(sys.stdout), "err": Out(sys.stderr)}
         ends: dict[Stream, bool] = {"out": sys.stdout.isatty(), "err": sys.stderr.isatty()}
@@ -205,6 +209,7 @@ class Show:
 
     async def take(self, host: str, stream: Stream, data: bytes) -> None:
         """Take a piece of a host's output, as fast as it can be shown."""
+        self._said_at = time.monotonic()
         await (self._gathered or self._live).take(host, stream, data)
 
     def see(self, record: Record, state: RunState) -> None:
@@ -218,9 +223,11 @@ class Show:
 
     async def progress(self, recorder: Recorder) -> None:
         """Say from time to time who has not ended, where the output does not tell."""
-        while self._gathered is not None and not self._json:
+        while not self._json:
             await asyncio.sleep(PROGRESS_SECONDS)
-            self._outs["err"].line(waits_for(recorder.state))
+            if self._gathered is not None or time.monotonic() - self._said_at >= QUIET:
+                self._said_at = time.monotonic()
+                self._outs["err"].line(waits_for(recorder.state))
 
     def close(self) -> None:
         for out in self._outs.values():

@@ -39,11 +39,11 @@ class Show:
 
     @contextlib.asynccontextmanager
     async def kept_fresh(self) -> AsyncIterator[None]:
-        """Keep a live view going, where there is one."""
-        if self._live is None:
+        """Keep the view going between events: JSON has none of its own."""
+        if self._json:
             yield
             return
-        async with self._live.kept_fresh():
+        async with (self._live or self._lines).kept_fresh():
             yield
 
     def question(self, state: RunState, text: str) -> None:

@@ -5,6 +5,11 @@ A host that is lost or has gone back is told of when it ends, which follows at o
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
 from fleetfix.events import (
     GOOD,
     BreakerTripped,
@@ -40,11 +45,16 @@ from fleetfix.events import (
 from fleetfix.hostset import HostSet
 from fleetfix.state import RunState
 from fleetfix.views.amounts import count, duration
+from fleetfix.views.at_work import Since, waited_for
 from fleetfix.views.grouping import counted
 from fleetfix.views.neutral import one_line
 from fleetfix.views.out import Out
 from fleetfix.views.paint import PLAIN, Paint
 from fleetfix.views.plan import plan_text, said_of, why_ended
+
+LOOKS_EVERY = 5.0
+QUIET = 30.0
+"""Seconds without a line after which it is said who is waited for."""
 
 WAIT_LINES_EVERY = 10.0
 """Seconds between two lines that say that the same step of the same host still waits."""
@@ -239,8 +249,19 @@ class Teller:
 class Lines:
     """Writes progress lines; the folded plan before the first host is touched."""
 
-    def __init__(self, out: Out, paint: Paint = PLAIN, *, diff: bool = False) -> None:
+    def __init__(
+        self,
+        out: Out,
+        paint: Paint = PLAIN,
+        *,
+        diff: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._out = out
+        self._clock = clock
+        self._state = RunState()
+        self._since = Since()
+        self._line_at = clock()
         self._paint = paint
         self._diff = diff
         self._teller = Teller()
@@ -253,10 +274,36 @@ class Lines:
         """Show the folded plan; once, whoever asks first."""
         if not self._plan_shown:
             self._plan_shown = True
-            self._out.line(plan_text(state, diff=self._diff, paint=self._paint))
+            self._line(plan_text(state, diff=self._diff, paint=self._paint))
+
+    def _line(self, text: str) -> None:
+        self._line_at = self._clock()
+        self._out.line(text)
+
+    def still(self) -> None:
+        """Say who is waited for, where nothing was said for a while: a pipe has no screen."""
+        now = self._clock()
+        if now - self._line_at >= QUIET and (text := waited_for(self._state, self._since, now)):
+            self._line(self._paint("faint", text))
+
+    @contextlib.asynccontextmanager
+    async def kept_fresh(self) -> AsyncIterator[None]:
+        """Say now and then who is waited for, while the run goes on."""
+        telling = asyncio.ensure_future(self._tell_on())
+        try:
+            yield
+        finally:
+            telling.cancel()
+
+    async def _tell_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOOKS_EVERY)
+            self.still()
 
     def see(self, record: Record, state: RunState) -> None:
         event = record.event
+        self._state = state
+        self._since.see(record)
         if isinstance(event, WaveStarted):
             self.plan(state)
         if isinstance(event, RunStarted | RunResumed):
@@ -268,11 +315,11 @@ class Lines:
             self._given_up += 1
             self._progress(record, state)
         if not self._teller.too_much(record) and (line := line_of(record, state, self._paint)):
-            self._out.line(line)
+            self._line(line)
 
     def _progress(self, record: Record, state: RunState) -> None:
         if record.at - self._told_at < WAIT_LINES_EVERY:
             return
         self._told_at = record.at
         given_up = f", {self._given_up} given up" if self._given_up else ""
-        self._out.line(f"planned {self._planned} of {count(len(state.hosts), 'host')}{given_up}")
+        self._line(f"planned {self._planned} of {count(len(state.hosts), 'host')}{given_up}")

@@ -12,26 +12,22 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fleetfix.events import (
-    HostConnected,
-    HostFinished,
-    HostPlanned,
-    HostStarted,
     Record,
-    RollbackStarted,
     RunInterrupted,
     RunResumed,
     RunStarted,
     SoakStarted,
-    StepStarted,
     WaveStarted,
 )
 from fleetfix.hostset import HostSet
-from fleetfix.state import HostState, RunState
-from fleetfix.views.amounts import count, duration
-from fleetfix.views.grouping import counted, fold, group
+from fleetfix.state import RunState
+from fleetfix.views import at_work
+from fleetfix.views.amounts import count
+from fleetfix.views.at_work import FEW, Row, Since, folded, whole
+from fleetfix.views.grouping import counted, fold
 from fleetfix.views.lines import Teller, interrupted, line_of
 from fleetfix.views.neutral import one_line
 from fleetfix.views.out import Out
@@ -52,22 +48,17 @@ SMALLEST = (40, 10)
 LATELY = 8
 """Recent events that are shown where there is room for more hosts too."""
 
-FEW = 3
-"""So many hosts that hold all others up are named."""
-
 
 @dataclass
 class Watched:
     """What is known of a run beside its state: since when each host is at work on what, what came last."""
 
     state: RunState = field(default_factory=RunState)
-    since: dict[str, float] = field(default_factory=dict)
+    since: Since = field(default_factory=Since)
     lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=100))
     interrupted: str = ""
     soak: tuple[str, float] | None = None
     """The wave that is left alone before the next begins, and until when."""
-    began: float | None = None
-    """When the first record was seen: a run that is taken up again began before."""
     hosts: str = ""
     """All hosts of the run, folded."""
     _teller: Teller = field(default_factory=Teller)
@@ -76,14 +67,10 @@ class Watched:
         """Take one more record in."""
         self.state = state
         event = record.event
-        self.began = record.at if self.began is None else self.began
+        self.since.see(record)
         if not self.hosts and state.started is not None:
             self.hosts = counted(HostSet(state.started.hosts))
         match event:
-            case HostConnected() | HostStarted() | StepStarted() | RollbackStarted():
-                self.since[event.host] = record.at
-            case HostPlanned() | HostFinished():
-                self.since.pop(event.host, None)
             case SoakStarted():
                 self.soak = (event.wave, record.at + event.seconds)
             case WaveStarted():
@@ -96,21 +83,6 @@ class Watched:
                 self.lately.append((record.at, line))
 
 
-@dataclass(frozen=True)
-class Row:
-    """A host at work: what on, since when, and whether it needs an eye kept on it."""
-
-    host: str
-    step: str
-    doing: str
-    since: float
-    urgent: bool
-
-    @property
-    def text(self) -> str:
-        return f"{self.step:<10} {self.doing}".rstrip()
-
-
 # -- the screen -------------------------------------------------------------------------------------
 
 
@@ -119,7 +91,7 @@ def screen(watched: Watched, now: float, width: int, height: int, paint: Paint =
     started = watched.state.started
     if started is None:
         return []
-    rows = at_work(watched)
+    rows = at_work.rows(watched.state, watched.since)
     lines = [*_head(watched, started, rows, now, width, paint)]
     room = height - len(lines)
     lately = min(len(watched.lately), max(min(LATELY, room - len(rows) - 2), room // 3 - 1, 0))
@@ -130,32 +102,11 @@ def screen(watched: Watched, now: float, width: int, height: int, paint: Paint =
     return [clipped(line, width) for line in lines[:height]]
 
 
-def at_work(watched: Watched) -> list[Row]:
-    """Hosts that are being talked to, those in trouble and then the slowest first."""
-    rows = [row for host in watched.state.hosts.values() if (row := _row(host, watched)) is not None]
-    return sorted(rows, key=lambda row: (not row.urgent, row.since))
-
-
-def _row(host: HostState, watched: Watched) -> Row | None:
-    if host.finished is not None:
-        return None
-    since = watched.since.get(host.name, watched.began or 0.0)
-    if host.pending is None:
-        return Row(host.name, "planning" if host.connected else "connecting", "", since, False)
-    if host.name not in watched.since:
-        return None
-    urgent = host.going_back or host.first_failure is not None or bool(host.away)
-    if host.away:
-        return Row(host.name, "no answer", one_line(host.away), since, urgent)
-    step = "going back" if host.going_back else host.step or "begins"
-    return Row(host.name, step, "" if host.doing == "going back" else one_line(host.doing), since, urgent)
-
-
 def _head(
     watched: Watched, started: RunStarted, rows: list[Row], now: float, width: int, paint: Paint
 ) -> Iterator[str]:
     state = watched.state
-    took = _whole(now - (watched.began or now))
+    took = whole(now - (watched.since.began or now))
     dry = " (dry run)" if started.dry else ""
     yield spread(f"{paint('strong', started.playbook)} on {watched.hosts}{dry}", took, width)
     ended = sum(1 for host in state.hosts.values() if host.finished is not None)
@@ -169,7 +120,7 @@ def _head(
         yield paint("bad", "the controller's own network is lost: nothing is begun until it is back")
     if watched.soak and watched.soak[1] > now and not rows:
         wave, until = watched.soak
-        yield f"{wave} soaks: {_whole(until - now)} until the next batch"
+        yield f"{wave} soaks: {whole(until - now)} until the next batch"
     if why := _held_up(state, rows, now):
         yield paint("warn", why)
 
@@ -236,29 +187,15 @@ def _at_work(rows: list[Row], now: float, width: int, room: int, paint: Paint) -
         for row in rows:
             yield _line(f"{row.host:<{names}}", row, now, width, paint)
         return
-    folded = list(_folded(rows, room))
-    shown = folded if len(folded) <= room else folded[: room - 1]
+    groups = list(folded(rows, room))
+    shown = groups if len(groups) <= room else groups[: room - 1]
     labels = [fold(hosts, max(width // 4, 20)) for hosts, _ in shown]
     names = max(len(label) for label in labels)
     for label, (_, row) in zip(labels, shown, strict=True):
         yield _line(f"{label:<{names}}", row, now, width, paint)
-    if len(shown) < len(folded):
-        left = HostSet(host for hosts, _ in folded[len(shown) :] for host in hosts)
+    if len(shown) < len(groups):
+        left = HostSet(host for hosts, _ in groups[len(shown) :] for host in hosts)
         yield f"… and {count(len(left), 'more host')}: {fold(left, 40)}"
-
-
-def _folded(rows: list[Row], room: int) -> Iterator[tuple[HostSet, Row]]:
-    """Hosts that do alike together, with the row of the most pressing one, in the order of the rows."""
-    equal: dict[str, list[Row]] = {}
-    for row in rows:
-        equal.setdefault(f"{row.urgent}\t{row.step}\t{row.doing}", []).append(row)
-    alike = {found[0].host: found for found in equal.values()}
-    groups = group(((found[0].host, text) for text, found in equal.items()), most=room)
-    place = {row.host: number for number, row in enumerate(rows)}
-    first = {id(one): min(one.hosts, key=place.__getitem__) for one in groups}
-    for one in sorted(groups, key=lambda one: place[first[id(one)]]):
-        members = HostSet(row.host for host in one.hosts for row in alike[host])
-        yield members, replace(alike[first[id(one)]][0], doing=one.text.split("\t")[2])
 
 
 def _line(label: str, row: Row, now: float, width: int, paint: Paint) -> str:
@@ -267,12 +204,7 @@ def _line(label: str, row: Row, now: float, width: int, paint: Paint) -> str:
 
 
 def _age(row: Row, now: float) -> str:
-    return _whole(now - row.since)
-
-
-def _whole(seconds: float) -> str:
-    """A time in whole seconds, which is how often the screen is drawn anew."""
-    return duration(max(round(seconds), 0)).replace(".0", "")
+    return whole(now - row.since)
 
 
 def _clock(at: float) -> str:

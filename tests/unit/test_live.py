@@ -33,7 +33,8 @@ from fleetfix.events import (
     WaveStarted,
 )
 from fleetfix.state import RunState, after, fold
-from fleetfix.views.live import Live, Watched, at_work, screen
+from fleetfix.views.at_work import Row, rows
+from fleetfix.views.live import Live, Watched, screen
 from fleetfix.views.out import Out
 from fleetfix.views.paint import Paint
 from fleetfix.views.region import Region, clipped, columns, spread
@@ -59,6 +60,10 @@ def watched(records: Iterable[Record]) -> Watched:
         state = after(state, record)
         seen.see(record, state)
     return seen
+
+
+def at_work(seen: Watched) -> list[Row]:
+    return rows(seen.state, seen.since)
 
 
 def shown(records: Iterable[Record], width: int = 79, height: int = 23) -> str:
@@ -114,9 +119,9 @@ def test_sixty_four_hosts_at_work_are_folded_into_one_screen() -> None:
 def test_those_in_trouble_come_first_and_then_the_slowest() -> None:
     events = [record.event for record in working(6)]
     events.append(RollbackStarted(host="gpu004", reason="it broke"))
-    rows = at_work(watched(stories.records(events)))
-    assert [row.host for row in rows] == ["gpu004", "gpu001", "gpu002", "gpu003", "gpu005", "gpu006"]
-    assert rows[0].step == "going back"
+    found = at_work(watched(stories.records(events)))
+    assert [row.host for row in found] == ["gpu004", "gpu001", "gpu002", "gpu003", "gpu005", "gpu006"]
+    assert found[0].step == "going back"
 
 
 def test_the_host_that_keeps_all_others_waiting_is_named() -> None:

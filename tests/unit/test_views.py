@@ -26,6 +26,7 @@ from fleetfix.events import (
     Event,
     EvidenceFile,
     EvidenceKept,
+    HostConnected,
     HostFinished,
     HostPlanned,
     HostReleased,
@@ -36,6 +37,7 @@ from fleetfix.events import (
     StepFinished,
     StepPlanned,
     StepStarted,
+    StepWaited,
     WaveStarted,
 )
 from fleetfix.runs import RunRow, new_run_id
@@ -66,6 +68,41 @@ def progress(records: Iterable[Record], *, diff: bool = False) -> str:
         view.see(record, state)
     out.close()
     return stream.getvalue()
+
+
+def test_a_host_that_is_waited_for_is_named_in_a_pipe_too() -> None:
+    stream, now = io.StringIO(), [0.0]
+    out = Out(stream)
+    view, state = Lines(out, clock=lambda: now[0]), RunState()
+    events = [
+        stories.started("gpu[01-03]"),
+        HostConnected(host="gpu01", user="root", python="3.11.2"),
+        HostPlanned(host="gpu02", pending=True),
+        HostStarted(host="gpu02"),
+        StepStarted(host="gpu02", step="wheels", attempt=1),
+        StepWaited(host="gpu02", step="wheels", reason="for nvidia-smi"),
+    ]
+    for record in stories.records(events, every=0.0):
+        now[0] = record.at
+        state = after(state, record)
+        view.see(record, state)
+    began = now[0]
+    view.still()
+    now[0] = began + 29
+    view.still()
+    now[0] = began + 125
+    view.still()
+    view.still()
+    out.close()
+    told = stream.getvalue().splitlines()[-1]
+    assert told.startswith("waits for ")
+    for words in (
+        "gpu01 (planning, 2 min 5 s)",
+        "gpu02 (wheels, 2 min 5 s: for nvidia-smi)",
+        "gpu03 (conn",
+    ):
+        assert words in told
+    assert stream.getvalue().count("waits for ") == 1, "not said again at once, and not before"
 
 
 def summary(records: Iterable[Record]) -> str:
