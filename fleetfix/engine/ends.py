@@ -10,7 +10,7 @@ from fleetfix.action import Check
 from fleetfix.engine.member import Member
 from fleetfix.engine.outcomes import Phase, outcome_of
 from fleetfix.engine.phases import StepEnd
-from fleetfix.engine.rollback import WentBack, undo_all, verify_as_before
+from fleetfix.engine.rollback import WentBack, and_back, undo_all, verify_as_before
 from fleetfix.engine.visit import Visit
 from fleetfix.errors import Failure, HostError
 from fleetfix.events import HostFinished, HostLost, Outcome, RollbackFinished, RollbackStarted
@@ -88,7 +88,8 @@ class Ends:
             went.errors += await verify_as_before(visit.context, visit.line, host, visit.steps, wanted)
         recorder.record(went.finished(host))
         await self._end_session(went.outcome, commit=False, keep_claim=went.open or None)
-        return self.finish(went.outcome, _and_back(failure, went), failure, step)
+        reason = and_back(failure, went.failure, failed=bool(went.errors))
+        return self.finish(went.outcome, reason, failure, step)
 
     async def _undo_with_others(self, member: Member) -> WentBack:
         """Undo step by step with the other members of the cohort; all are started again at one moment."""
@@ -198,10 +199,3 @@ class Ends:
         keep = self.visit.job_stopped if keep_claim is None else keep_claim
         anchor = await self.visit.context.recorder.anchor()
         await self.visit.line.session.end(outcome, keep_claim=keep, commit=commit, anchor=anchor)
-
-
-def _and_back(first: Failure, went: WentBack) -> str:
-    """The first error, and what came of going back where that did not go well."""
-    if went.errors:
-        return f"{first.message}; and going back failed: {went.errors[0].message}"
-    return f"{first.message}; {went.failure.message}" if went.failure else first.message

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from fleetfix.commands import Json
 from fleetfix.engine.awaiting import awaited, of_another
 from fleetfix.engine.breaker import rollback_failed
 from fleetfix.engine.company import Company
 from fleetfix.engine.context import OpenSession, Slots
-from fleetfix.engine.rollback import undo_all
+from fleetfix.engine.rollback import and_back, undo_all
 from fleetfix.errors import NO_WAY_IN, Failure, HostError, JournalError
 from fleetfix.events import (
     BreakerTripped,
@@ -25,7 +26,7 @@ from fleetfix.events import (
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
-from fleetfix.session import Purpose, at_work_elsewhere, held_by, open_session
+from fleetfix.session import Purpose, Session, at_work_elsewhere, held_by, open_session
 from fleetfix.state import HostState, RunState
 
 COMMITTED = "the run was committed here: nothing is kept to undo it with"
@@ -63,118 +64,165 @@ async def roll_back(
         driver=driver,
         take_over=take_over,
     )
-    over: set[str] = set()
     slots = Slots(forks)
     names = frozenset(host.name for host in hosts)
     company = Company(known or RunState(), lambda: recorder.state, names, slots)
 
-    async def one(host: Host) -> None:
+    ways = [_WayBack(host, purpose, recorder, opener, company, lock_wait) for host in hosts]
+
+    async def one(way: _WayBack) -> None:
         async with slots.taken():
-            reached = False
             try:
-                reached = await _roll_back_host(host, purpose, recorder, opener, company, lock_wait)
-                over.add(host.name)
+                await way.go()
             finally:
-                company.over(host.name, reached=reached)
+                company.over(way.host.name, reached=way.reached)
 
     async def all_of_them() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for host in hosts:
-                    group.create_task(one(host))
+                for way in ways:
+                    group.create_task(one(way))
         except* JournalError as errors:
             raise errors.exceptions[0] from None
 
     try:
         await all_of_them()
     except asyncio.CancelledError:
-        return await _left_there(recorder, [host for host in hosts if host.name not in over])
+        return await _left_there(recorder, [way for way in ways if not way.over])
     if (reason_to_trip := rollback_failed(recorder.state)) is not None:
         recorder.record(BreakerTripped(reason=reason_to_trip))
-    recorder.record(RunRolledBack(exit=_exit_after_rollback(recorder.state, hosts)))
+    recorder.record(RunRolledBack(exit=_exit_after_rollback(recorder.state, ways)))
     await recorder.durable()
     return recorder.state
 
 
-async def _left_there(recorder: Recorder, hosts: Sequence[Host]) -> RunState:
+async def _left_there(recorder: Recorder, ways: Sequence[_WayBack]) -> RunState:
     """End a way back that the operator left: what a host undoes just now it undoes to its end."""
-    why = Failure(kind="cancelled", message="interrupted while it was going back")
-    for host in hosts:
-        _finish_rollback(host, recorder, "rollback_pending", why)
+    for way in ways:
+        way.leave()
     recorder.record(RunRolledBack(exit=130))
     await recorder.durable()
     return recorder.state
 
 
-async def _roll_back_host(
-    host: Host,
-    purpose: Purpose,
-    recorder: Recorder,
-    opener: OpenSession,
-    company: Company,
-    lock_wait: float,
-) -> bool:
-    """Whether the host was reached, and nobody else is at work there."""
+@dataclass
+class _WayBack:
+    """One host's way back, from the first connection to its word."""
 
-    def progress(step: str, text: str) -> None:
-        del step, text
+    host: Host
+    purpose: Purpose
+    recorder: Recorder
+    opener: OpenSession
+    company: Company
+    lock_wait: float
+    reached: bool = False
+    """The host was reached, and nobody else is at work there."""
+    failure: Failure | None = None
+    """Why it is not back, by this attempt."""
+    over: bool = False
+    """It has gone as far as it could."""
 
-    try:
-        session = await opener(host, purpose, progress=progress)
-    except HostError as error:
-        _finish_rollback(host, recorder, "rollback_pending", error.failure)
-        return False
-    try:
+    def leave(self) -> None:
+        """End it before it has come to its end, as the operator asked."""
+        why = Failure(kind="cancelled", message="interrupted while it was going back")
+        self._finish("rollback_pending", why)
+
+    async def go(self) -> None:
+        """Go as far as it is possible; the host has its word then."""
+        await self._as_far_as_possible()
+        self.over = True
+
+    async def _as_far_as_possible(self) -> None:
+
+        def progress(step: str, text: str) -> None:
+            del step, text
+
+        try:
+            session = await self.opener(self.host, self.purpose, progress=progress)
+        except HostError as error:
+            return self._finish("rollback_pending", error.failure)
+        self.reached = True
+        try:
+            await self._go(session)
+        except HostError as error:
+            if error.failure.kind == "lease_held":
+                self.reached = False
+                return self._finish("busy", error.failure)
+            self.reached = error.failure.kind not in NO_WAY_IN | {"timed_out"}
+            outcome: Outcome = "rollback_failed" if self.reached else "rollback_pending"
+            self._finish(outcome, error.failure)
+        finally:
+            await session.close()
+        return None
+
+    async def _go(self, session: Session) -> None:
+        host, recorder, company = self.host.name, self.recorder, self.company
         info = session.info
-        recorder.record(HostConnected(host=host.name, user=info.user, python=info.python))
-        if (failure := at_work_elsewhere(info, purpose)) is not None:
-            _finish_rollback(host, recorder, "busy", failure)
-            return False
+        recorder.record(HostConnected(host=host, user=info.user, python=info.python))
+        if (failure := at_work_elsewhere(info, self.purpose)) is not None:
+            self.reached = False
+            return self._finish("busy", failure)
         if (by := await session.recall("committed")) is not None:
-            _refuse_committed(host, by, recorder)
-            return True
-        claimed = any(claim.run == purpose.run for claim in info.claims)
-        known = recorder.state.hosts[host.name].changes
+            return _refuse_committed(self.host, by, recorder)
+        claimed = any(claim.run == self.purpose.run for claim in info.claims)
+        known = recorder.state.hosts[host].changes
         if not claimed and not known and all(past.state == "undone" for past in await session.past()):
-            _nothing_to_undo(host, recorder)
-            return True
-        if (lease := of_another(session, purpose.run)) is not None and lock_wait:
-            recorder.record(awaited(host.name, lease, lock_wait))
+            return _nothing_to_undo(self.host, recorder)
+        if (lease := of_another(session, self.purpose.run)) is not None and self.lock_wait:
+            recorder.record(awaited(host, lease, self.lock_wait))
             async with company.slots.given_back():
-                await session.await_lease(lock_wait)
-            lease = of_another(session, purpose.run)
+                await session.await_lease(self.lock_wait)
+            lease = of_another(session, self.purpose.run)
         if lease is not None:
-            _finish_rollback(host, recorder, "busy", held_by(lease))
-            return False
+            self.reached = False
+            return self._finish("busy", held_by(lease))
         note = None if company.known else await session.recall("cohort")
-        cohort = company.cohort_of(host.name, note)
+        cohort = company.cohort_of(host, note)
         if absent := company.absent(cohort):
-            _not_without(host, absent, recorder)
-            return True
+            return self._not_without(absent)
         # An undo takes the lease itself, also where the host's kill switch refuses everything new.
-        recorder.record(RollbackStarted(host=host.name, reason=purpose.reason or "asked for"))
+        recorder.record(RollbackStarted(host=host, reason=self.purpose.reason or "asked for"))
         await recorder.durable()
         if cohort:
-            in_turn = company.in_turn(host.name, cohort, note, _saying(host, recorder))
+            in_turn = company.in_turn(host, cohort, note, _saying(self.host, recorder))
             # What members do at one moment needs no slot: one would wait for another's.
             async with company.slots.given_back():
-                went = await undo_all(session, host.name, recorder, in_turn)
+                went = await undo_all(session, host, recorder, in_turn)
         else:
-            went = await undo_all(session, host.name, recorder)
+            went = await undo_all(session, host, recorder)
         anchor = await recorder.anchor()
         await session.end(went.outcome, keep_claim=went.open, commit=False, anchor=anchor)
-        recorder.record(went.finished(host.name))
-        _finish_rollback(host, recorder, went.outcome, went.failure)
-    except HostError as error:
-        if error.failure.kind == "lease_held":
-            _finish_rollback(host, recorder, "busy", error.failure)
-            return False
-        lost = error.failure.kind in NO_WAY_IN | {"timed_out"}
-        _finish_rollback(host, recorder, "rollback_pending" if lost else "rollback_failed", error.failure)
-        return not lost
-    finally:
-        await session.close()
-    return True
+        recorder.record(went.finished(host))
+        return self._finish(went.outcome, went.failure)
+
+    def _not_without(self, absent: HostSet) -> None:
+        """Hosts of a cohort go back together: undone on one of them alone, the job would run on none."""
+        message = f"{absent} is of its cohort and goes back with it: select {absent} too (--hosts)"
+        said = HostSaid(host=self.host.name, step="", text=f"left as it is: {message}")
+        self.recorder.record(said)
+        self.failure = Failure(kind="cohort", message=message)
+        if self.recorder.state.hosts[self.host.name].finished is None:
+            self._finish("rollback_pending", self.failure)
+
+    def _finish(self, outcome: Outcome, failure: Failure | None) -> None:
+        """Say what came of it; what had gone wrong on the host first stays its error."""
+        self.failure = failure
+        state = self.recorder.state.hosts[self.host.name]
+        ended = state.finished
+        first = (ended.failure if ended is not None else state.first_failure) or failure
+        failed = outcome == "rollback_failed"
+        self.recorder.record(
+            HostFinished(
+                host=state.name,
+                outcome=outcome,
+                reason="" if first is None else and_back(first, failure, failed=failed),
+                failure=first,
+                step=ended.step if ended is not None and ended.failure else "",
+                touched=True,
+                job_stopped=state.job_stopped,
+                open=tuple(shown.summary for shown in state.changes.values()),
+            )
+        )
 
 
 def _saying(host: Host, recorder: Recorder) -> Callable[[str, str], None]:
@@ -182,15 +230,6 @@ def _saying(host: Host, recorder: Recorder) -> Callable[[str, str], None]:
         recorder.record(HostSaid(host=host.name, step=step, text=text))
 
     return say
-
-
-def _not_without(host: Host, absent: HostSet, recorder: Recorder) -> None:
-    """Hosts of a cohort go back together: undone on one of them alone, the job would run on none."""
-    message = f"{absent} is of its cohort and goes back with it: select {absent} too (--hosts)"
-    recorder.record(HostSaid(host=host.name, step="", text=f"left as it is: {message}"))
-    if recorder.state.hosts[host.name].finished is None:
-        failure = Failure(kind="cohort", message=message)
-        _finish_rollback(host, recorder, "rollback_pending", failure)
 
 
 def _refuse_committed(host: Host, by: Json, recorder: Recorder) -> None:
@@ -208,28 +247,12 @@ def _nothing_to_undo(host: Host, recorder: Recorder) -> None:
         recorder.record(HostFinished(host=host.name, outcome="skipped", reason="nothing to undo"))
 
 
-def _finish_rollback(host: Host, recorder: Recorder, outcome: Outcome, failure: Failure | None) -> None:
-    recorder.record(
-        HostFinished(
-            host=host.name,
-            outcome=outcome,
-            reason=failure.message if failure else "",
-            failure=failure,
-            touched=True,
-            job_stopped=recorder.state.hosts[host.name].job_stopped,
-            open=tuple(shown.summary for shown in recorder.state.hosts[host.name].changes.values()),
-        )
-    )
-
-
-def _exit_after_rollback(state: RunState, hosts: tuple[Host, ...]) -> int:
+def _exit_after_rollback(state: RunState, ways: Sequence[_WayBack]) -> int:
     """0 when nothing of the run is left on any host, 4 when the others could only not be reached."""
-    bad = [state.hosts[host.name] for host in hosts if not _is_back(state.hosts[host.name])]
+    bad = [way for way in ways if not _is_back(state.hosts[way.host.name])]
     if not bad:
         return 0
-    ends = [host.finished for host in bad]
-    lost = all(end is not None and end.failure and end.failure.kind == "unreachable" for end in ends)
-    return 4 if lost else 2
+    return 4 if all(way.failure and way.failure.kind == "unreachable" for way in bad) else 2
 
 
 def _is_back(host: HostState) -> bool:

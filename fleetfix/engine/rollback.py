@@ -68,6 +68,13 @@ class WentBack:
                 return RollbackFinished(host=host, result="rollback_failed")
 
 
+def and_back(first: Failure, failure: Failure | None, *, failed: bool) -> str:
+    """A host's first error, and why it is not as it was, where it is not."""
+    if failure is None or failure == first:
+        return first.message
+    return f"{first.message}; {'and going back failed: ' if failed else ''}{failure.message}"
+
+
 InTurn = Callable[[str, bool, bool], Awaitable[Failure | None]]
 """(step, whether its captures are next, whether it may have stopped a job here): waits until the other
 members of the cohort are as far back, and says why the step is not to be undone now."""

@@ -90,6 +90,9 @@ STEPS = [
 class Cluster:
     """Hosts with one job over all of them: it runs on all or on none, and each start needs all others."""
 
+    patience = 0.2
+    """Real seconds after which a launcher has waited for all others in vain."""
+
     def __init__(self, *names: str, broken: tuple[str, ...] = ("gpu01",)) -> None:
         self.told: list[tuple[str, str]] = []
         self.starting: set[str] = set()
@@ -177,7 +180,7 @@ class Cluster:
                     host.world["job"] = "running"
                 self.together.set()
             try:
-                await asyncio.wait_for(self.together.wait(), 0.2)
+                await asyncio.wait_for(self.together.wait(), self.patience)
             except TimeoutError:
                 self.starting.discard(name)
                 return Failure(kind="command", message="the others did not come")
