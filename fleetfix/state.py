@@ -8,7 +8,7 @@ from functools import reduce
 from typing import assert_never
 
 from fleetfix.action import Measurement
-from fleetfix.errors import Failure
+from fleetfix.errors import NO_WAY_IN, Failure
 from fleetfix.events import (
     GOOD,
     BreakerTripped,
@@ -96,6 +96,8 @@ class HostState:
     undone: frozenset[str] = frozenset()
     not_back: frozenset[str] = frozenset()
     """The ids of those that stand because an undo of them failed."""
+    unheard: frozenset[str] = frozenset()
+    """The ids of those that may be undone: the host was lost while it was asked to undo them."""
     attempts: dict[str, int] = field(default_factory=dict)
     """The highest attempt at a step whose number is used up, by step id."""
     going_back: bool = False
@@ -158,8 +160,9 @@ class HostState:
         return ended or not self.not_back.isdisjoint(captured.values())
 
     def _vain(self, id: str, shown: ChangeShown) -> bool:
-        """A start that did not end well started nothing; a stop may have stopped something."""
-        return shown.job == "starts" and id not in self.done
+        """A start that did not end well started nothing, and one that may be undone may run no more; a
+        stop may have stopped something."""
+        return shown.job == "starts" and (id not in self.done or id in self.unheard)
 
     def changes_of(self, step: str) -> dict[str, ChangeShown]:
         """The changes of one step that were begun and not undone."""
@@ -225,12 +228,20 @@ def goes_on(state: RunState) -> bool:
 
 
 def to_take_up(state: RunState) -> tuple[str, ...]:
-    """The hosts of a run that can be taken up again: all but those that ended well, or went back."""
-    return tuple(
+    """The hosts of a run that can be taken up again: all but those that ended well, or went back.
+
+    One that had nothing to do goes along where others of its cohort are taken up: they go as one.
+    """
+    left = {
         name
         for name, host in state.hosts.items()
         if not (host.committed or host.released) and (host.is_open or not _settled(host))
-    )
+    }
+    cohorts = {state.cohorts[name] for name in left if name in state.cohorts}
+    along = {
+        name for name, its in state.cohorts.items() if its in cohorts and not state.hosts[name].started
+    }
+    return tuple(name for name in state.hosts if name in left or name in along)
 
 
 def _settled(host: HostState) -> bool:
@@ -406,9 +417,12 @@ def _change_after(
         case ChangeFound():
             return _change_found(host, event)
         case ChangeUndone():
+            unheard = host.unheard - {event.change}
             if event.ok:
-                return _undone(host, event.change)
-            return replace(host, not_back=host.not_back | {event.change})
+                return _undone(replace(host, unheard=unheard), event.change)
+            if event.failure is not None and event.failure.kind in NO_WAY_IN:
+                unheard |= {event.change}
+            return replace(host, not_back=host.not_back | {event.change}, unheard=unheard)
 
 
 def _word_on(host: HostState, event: HostFinished | HostCommitted | HostReleased) -> HostState:

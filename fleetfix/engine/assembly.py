@@ -111,12 +111,13 @@ def _joint(context: RunContext, cohort: Cohort, members: Mapping[str, Visit], us
 def _not_taken_up(state: RunState, visit: Visit, visits: Mapping[str, Visit]) -> str:
     """Why a host that is taken up again cannot go on: not all that it went with are here.
 
-    Where one of them has ended well, all were through: no other is needed any more.
+    Where one of them was begun and has ended well, all were through: no other is needed any more.
     """
     for other in visit.formed[1] if visit.formed is not None else ():
         if other not in visits:
             ended = state.hosts[other].finished if other in state.hosts else None
-            if ended is not None and ended.outcome in (*GOOD, "unproven"):
+            well = ended is not None and ended.outcome in (*GOOD, "unproven")
+            if well and state.hosts[other].started:
                 continue
             said = f" ({ended.outcome})" if ended is not None else ""
             return (

@@ -131,7 +131,12 @@ async def undo_all(
             went.waits = await in_turn(*turn, any(p.job == "stops" for p in past if p.step == one.step))
             if went.waits is not None:
                 break
-        failure = _cannot(one) or await _undo(session, host, one, recorder, deadline)
+        try:
+            failure = _cannot(one) or await _undo(session, host, one, recorder, deadline)
+        except HostError as error:
+            if error.failure.kind in NO_WAY_IN:
+                _tell(host, one, error.failure, recorder)  # asked for, and not heard of
+            raise
         _tell(host, one, failure, recorder)
         if _cannot(one):
             went.left.append(one.summary)

@@ -82,11 +82,6 @@ class Entry:
     committed: bool = False
 
     @property
-    def settled(self) -> bool:
-        """Nothing is left to do about it."""
-        return self.state == "undone" or self.committed
-
-    @property
     def running(self) -> asyncio.Task[Completed] | None:
         """What makes or undoes it, if it still does."""
         return self.task if self.task is not None and not self.task.done() else None
@@ -302,7 +297,13 @@ class ScriptedHost:
 
     def _claim_of(self, run: str) -> Claim:
         purpose, since, told = self._claimed[run]
-        open_ = [f"{one.state}: {one.change.summary}" for one in self.changes_of(run) if not one.settled]
+        log = self.changes_of(run)
+        back = any(one.state in ("undone", "undo_failed") for one in log)
+        open_ = [
+            f"{one.state}: {one.change.summary}"
+            for one in log
+            if one.state != "undone" and (back or not one.committed)
+        ]
         return Claim(
             run=run,
             operator=purpose.operator,

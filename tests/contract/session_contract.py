@@ -224,6 +224,22 @@ class SessionPromises:
             await second.acquire()
         assert refused.value.failure.kind == "unfinished"
 
+    async def test_half_of_a_way_back_is_unfinished_business_also_where_all_was_committed(
+        self, place: Place
+    ) -> None:
+        first = await place.open("r1")
+        for id, key in ((ONE, "a"), (TWO, "b")):
+            await first.change(id, "s", change(call("append", path=place.path("f")), key=key))
+        await first.end("changed", keep_claim=False, commit=True)
+        back = await place.open("r1")
+        await back.undo(TWO)
+        await back.close()
+        second = await place.open("r2")
+        await eventually_released(place, second)
+        with pytest.raises(HostError) as refused:
+            await second.acquire()
+        assert refused.value.failure.kind == "unfinished"
+
     async def test_a_run_that_began_nothing_leaves_no_claim(self, place: Place) -> None:
         first = await place.open("r1")
         await first.acquire()

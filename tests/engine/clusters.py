@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -90,8 +91,8 @@ STEPS = [
 class Cluster:
     """Hosts with one job over all of them: it runs on all or on none, and each start needs all others."""
 
-    patience = 0.2
-    """Real seconds after which a launcher has waited for all others in vain."""
+    turns: int | None = None
+    """Turns of the event loop after which a launcher has waited for all others in vain; None: 0.2 s."""
 
     def __init__(self, *names: str, broken: tuple[str, ...] = ("gpu01",)) -> None:
         self.told: list[tuple[str, str]] = []
@@ -179,9 +180,7 @@ class Cluster:
                 for host in self.hosts.values():
                     host.world["job"] = "running"
                 self.together.set()
-            try:
-                await asyncio.wait_for(self.together.wait(), self.patience)
-            except TimeoutError:
+            if not await self._all_came():
                 self.starting.discard(name)
                 return Failure(kind="command", message="the others did not come")
             self.starting.clear()
@@ -189,6 +188,17 @@ class Cluster:
             return None
 
         return start
+
+    async def _all_came(self) -> bool:
+        together = self.together
+        if self.turns is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(together.wait(), 0.2)
+        for _ in range(self.turns or 0):
+            if together.is_set():
+                break
+            await asyncio.sleep(0)
+        return together.is_set()
 
     def _unstart(self, name: str) -> Callable[..., None]:
         def unstart(args: dict[str, Json], world: dict[str, Any]) -> None:

@@ -403,3 +403,21 @@ async def test_a_stop_that_failed_half_way_is_seen_through_on_all_before_any_sta
     assert sorted(cluster.did("end")) == ["gpu01", "gpu02"]
     assert cluster.last("end") < cluster.first("restore")
     assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
+
+
+async def test_a_member_that_was_never_begun_goes_along_when_others_are_taken_up() -> None:
+    cluster, shelf = Cluster("gpu01", "gpu02", broken=("gpu02",)), Shelf()
+    halted = ALL_MAY_FAIL.model_copy(update={"max_unavailable": Share.parse("1")})
+    await play(cluster.fleet, STEPS, shelf=shelf, policy=halted)
+    cluster.hosts["gpu02"].refuse()
+    state = await resume(cluster.fleet, STEPS, shelf, policy=ALL_MAY_FAIL)
+    assert outcomes(state) == {"gpu01": "ok", "gpu02": "unreachable"}
+    cluster.hosts["gpu02"].accept()
+    alone = await resume(cluster.fleet, STEPS, shelf, hosts=["gpu02"], policy=ALL_MAY_FAIL)
+    assert outcomes(alone)["gpu02"] == "blocked"
+    assert "it went as one with gpu01" in reasons(alone)["gpu02"]
+    assert cluster.told == []
+    state = await resume(cluster.fleet, STEPS, shelf, policy=ALL_MAY_FAIL)
+    assert outcomes(state) == dict.fromkeys(cluster.hosts, "changed"), reasons(state)
+    assert cluster.last("capture") < cluster.first("stop")
+    assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")

@@ -16,7 +16,7 @@ from fleetfix.policy import Policy, Share
 from fleetfix.recorder import Recorder
 from fleetfix.state import RunState, fold
 from fleetfix.transports.scripted import Fleet, ScriptedHost
-from tests.engine.toys import Fast, HandClock, Lit, Shelf, Switch, play, request, step, toy_host
+from tests.engine.toys import Fast, HandClock, Lit, Shelf, Switch, _set, play, request, step, toy_host
 
 SWITCHES = [step("a", Switch(name="a")), step("b", Switch(name="b"))]
 
@@ -561,6 +561,60 @@ async def test_a_host_that_forgot_the_run_is_not_called_rolled_back() -> None:
     assert outcomes(state) == {"gpu01": "rollback_failed"}
     assert "no record of this run" in shelf.of("host_finished")[-1].reason
     assert state.rolled_back_exit == 2
+
+
+async def test_the_first_error_of_a_host_stays_whatever_comes_of_going_back_later() -> None:
+    host = toy_host(a=False, b=False, lamp=False)
+    steps = [*SWITCHES[:1], step("lamp", Lit(name="lamp"), on_failure="stop")]
+    fleet, shelf = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, steps, shelf=shelf)
+    assert outcomes(state) == {"gpu01": "failed"}
+    host.refuse()
+    state = await go_back(fleet, shelf, state)
+    assert state.rolled_back_exit == 4
+    for outcome, said in (
+        ("rollback_pending", "lamp is False; connection refused"),
+        ("rollback_failed", "lamp is False; and going back failed: it sticks"),
+        ("rolled_back", "lamp is False"),
+    ):
+        finished = state.hosts["gpu01"].finished
+        assert finished is not None
+        assert (finished.outcome, finished.reason, finished.step) == (outcome, said, "lamp")
+        assert finished.failure is not None
+        assert finished.failure.message == "lamp is False"
+        broken = outcome == "rollback_pending"
+        host.accept()
+        host.on("toy.set", Failure(kind="command", message="it sticks") if broken else _set)
+        state = await go_back(fleet, shelf, state)
+
+
+async def test_a_job_whose_start_was_being_undone_when_the_host_was_lost_is_said_to_be_stopped() -> None:
+    steps = [
+        step("stop", Switch(name="job", on=False, key="stop:job", job="stops"), when_pending=("a",)),
+        step("a", Switch(name="a")),
+        step("train", Switch(name="job", key="start", job="starts", follows="stop")),
+    ]
+    host = toy_host(a=False, job=True)
+    fleet, shelf = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, steps, shelf=shelf)
+    assert outcomes(state) == {"gpu01": "changed"}
+    assert host.claims == {}
+
+    def undone_and_lost(args: dict[str, object], world: dict[str, object]) -> None:
+        host.on("toy.set", _set)
+        world[str(args["name"])] = args["to"]
+        host.drop()
+
+    host.on("toy.set", undone_and_lost)
+    state = await go_back(fleet, shelf, state)
+    assert host.world["job"] is False
+    finished = state.hosts["gpu01"].finished
+    assert finished is not None
+    assert (finished.outcome, finished.job_stopped) == ("rollback_pending", True)
+    assert len(host.claims) == 1, "what was committed is open again once it goes back"
+    state = await go_back(fleet, shelf, state)
+    assert outcomes(state) == {"gpu01": "rolled_back"}
+    assert (host.world, host.claims) == ({"a": False, "job": True}, {})
 
 
 async def test_a_second_rollback_leaves_the_verdict_of_the_run_as_it_was() -> None:
