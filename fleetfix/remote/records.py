@@ -150,10 +150,13 @@ class Records:
             return [
                 "its records are gone or torn: what it had begun is not known any more (%s)" % self.folder
             ]
+        entries = self.log.entries.values()
+        # Half of a way back is no place to stay: once it goes back, what was committed is open too.
+        back = any(entry.undoing or entry.undone is not None for entry in entries)
         return ["in_doubt: %s" % summary for summary in self.log.lost] + [
             "%s: %s" % (self.state(entry), entry.change["summary"])
-            for entry in self.log.entries.values()
-            if entry.undone is None and not entry.committed
+            for entry in entries
+            if entry.undone is None and (back or not entry.committed)
         ]
 
 
