@@ -142,9 +142,11 @@ def test_open_business_is_what_was_begun_and_neither_undone_nor_committed(record
     for number in range(3):
         begin(records, f"r1/s/1/{number}")
         records.log.append("done", id=f"r1/s/1/{number}", completed={"exit": 0})
-    records.log.append("undone", id="r1/s/1/0", completed={"exit": 0})
     records.log.append("committed", id="r1/s/1/1", completed={"exit": 0})
+    records.log.append("committed", id="r1/s/1/2", completed={"exit": 0})
     assert records.open_business() == ["done: stop the job"]
+    records.log.append("undone", id="r1/s/1/0", completed={"exit": 0})
+    assert len(records.open_business()) == 2, "half of a way back is no place to stay"
 
 
 def test_a_run_of_which_nothing_can_be_read_any_more_is_open_business(records: Any) -> None:
