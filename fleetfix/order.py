@@ -7,7 +7,7 @@ controller itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleetfix.events import Outcome, WaveStarted
@@ -126,14 +126,21 @@ def strata_of(policy: Policy, hosts: Iterable[Host]) -> dict[str, str]:
     }
 
 
-def known_to_go_last(hosts: Sequence[Host]) -> dict[str, str]:
-    """The hosts that are this machine, or through which others of the run are reached."""
+def known_to_go_last(
+    hosts: Sequence[Host], jumps: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, str]:
+    """The hosts that are this machine, or through which others of the run are reached.
+
+    `jumps` are the jump hosts on the way to each host that something else than the inventory names.
+    """
     through: dict[str, list[str]] = {}
     for host in hosts:
         for hop in (host.via or "").split(","):
             name = hop.strip().rpartition("@")[2]
             through.setdefault(name, []).append(host.name)
             through.setdefault(name.rpartition(":")[0], []).append(host.name)
+        for name in (jumps or {}).get(host.name, ()):
+            through.setdefault(name, []).append(host.name)
     found = {}
     for host in hosts:
         others = [*through.get(host.name, ()), *through.get(host.address, ())]

@@ -168,9 +168,8 @@ def binding_of(hosts: Iterable[Host], steps: Mapping[str, tuple[Step, ...]]) -> 
             dumps[id(own)] = _plain(
                 [{"kind": step.act.kind, **step.model_dump(mode="json", by_alias=True)} for step in own]
             )
-        digest.update(
-            f"{_plain(host.model_dump(mode='json', exclude={'vars'}))}\0{dumps[id(own)]}\0".encode()
-        )
+        reached = _plain(host.model_dump(mode="json", exclude={"vars", "connect_timeout"}))
+        digest.update(f"{reached}\0{dumps[id(own)]}\0".encode())
     return digest.hexdigest()
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleetfix.cli import conduct, secret_sources
-from fleetfix.cli.places import load_inventory
+from fleetfix.cli.places import jumps_of, load_inventory
 from fleetfix.cli.whole_file import read_whole
 from fleetfix.cohorts import neighbours
 from fleetfix.engine.fleetrun import Request
@@ -70,6 +70,7 @@ def _request(
         controller=socket.gethostname(),
         reason=reason,
         others=neighbours(inventory.hosts.values(), hosts),
+        jumps=jumps_of(hosts),
         machine=conduct.machine(),
         driver=conduct.driver(),
         expected=plan.expected(),

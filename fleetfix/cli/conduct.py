@@ -8,7 +8,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from fleetfix.cli import config, consent, secret_sources
+from fleetfix.cli.descriptors import room_for
 from fleetfix.cli.driving import drive
-from fleetfix.cli.places import lasting_name, load_inventory
+from fleetfix.cli.places import jumps_of, lasting_name, load_inventory
 from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.cli.tripped import refuse_while_tripped
@@ -84,6 +85,7 @@ def conduct(order: Order, manner: Manner) -> int:
 
 def carry_out(request: Request, manner: Manner) -> int:
     """Ask, run and show what was prepared; returns the exit code."""
+    request = with_room(request)
     above = config.load().confirm_above
     asked = request.may_change and consent.required(
         f"run {request.playbook.name}",
@@ -113,6 +115,13 @@ def carry_out(request: Request, manner: Manner) -> int:
         finally:
             show.close()
     return show.end(state, _save(request, state, manner.out))
+
+
+def with_room(request: Request) -> Request:
+    """The request with as many forks as this process may have files open for. Raises UsageError."""
+    policy = request.policy
+    forks = room_for(request.hosts, policy.forks, kept=not request.dry)
+    return replace(request, policy=policy.model_copy(update={"forks": forks}))
 
 
 def _save(request: Request, state: RunState, out: Path | None) -> str:
@@ -147,6 +156,7 @@ def prepare(order: Order) -> Request:
         controller=socket.gethostname(),
         reason=order.reason,
         others=neighbours(inventory.hosts.values(), hosts),
+        jumps=jumps_of(hosts),
         machine=machine(),
         driver=driver(),
         lock_wait=order.lock_wait,

@@ -20,6 +20,7 @@ def execute(
     ] = None,
     exclude: options.Exclude = None,
     inventory: options.InventoryFile = None,
+    connect_timeout: options.ConnectTimeout = None,
     gather: Annotated[
         bool, typer.Option("--gather", "-b", help="Show equal output once, under its hosts, at the end.")
     ] = False,

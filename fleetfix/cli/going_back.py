@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fleetfix.cli import config, consent, secret_sources
 from fleetfix.cli.conduct import driver, operator
+from fleetfix.cli.descriptors import room_for
 from fleetfix.cli.known import find_run, known_state, started_elsewhere, touched_hosts
 from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
@@ -132,7 +133,7 @@ async def _roll_back(
             reason=order.reason,
             driver=driver(),
             take_over=order.take_over,
-            forks=order.forks,
+            forks=room_for(hosts, order.forks, kept=False),
             lock_wait=order.lock_wait,
         )
     )

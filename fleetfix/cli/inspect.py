@@ -13,6 +13,7 @@ def inspect(
     hosts: options.Hosts,
     exclude: options.Exclude = None,
     inventory: options.InventoryFile = None,
+    connect_timeout: options.ConnectTimeout = None,
     env: Annotated[
         list[str] | None,
         typer.Option(

@@ -13,6 +13,7 @@ def ledger(
     hosts: options.Hosts,
     exclude: options.Exclude = None,
     inventory: options.InventoryFile = None,
+    connect_timeout: options.ConnectTimeout = None,
     last: Annotated[
         int,
         typer.Option("--last", "-n", metavar="N", min=1, max=1000, help="The last N lines of each host."),

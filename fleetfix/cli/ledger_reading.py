@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fleetfix.cli.conduct import operator
+from fleetfix.cli.descriptors import room_for
 from fleetfix.cli.places import load_inventory
 from fleetfix.cli.secret_sources import hold_become_password
 from fleetfix.cli.signals import heard
@@ -81,9 +82,8 @@ async def ask(
     )
     found: dict[str, Ledger | Failure] = {}
     interrupts = Interrupts()
-    reading = asyncio.ensure_future(
-        read_ledgers(hosts, purpose, found.__setitem__, last=last, forks=forks or Policy().forks)
-    )
+    forks = room_for(hosts, forks or Policy().forks, kept=False)
+    reading = asyncio.ensure_future(read_ledgers(hosts, purpose, found.__setitem__, last=last, forks=forks))
     stopped = asyncio.ensure_future(interrupts.more_than(0))
     with heard(interrupts.interrupt):
         await asyncio.wait({reading, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from fleetfix.cli.conduct import operator
+from fleetfix.cli.descriptors import room_for
 from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.secret_sources import hold_become_password
 from fleetfix.cli.signals import heard
@@ -89,7 +90,7 @@ async def _look(order: Order, hosts: tuple[Host, ...], show: Show) -> bool:
             purpose,
             show.told,
             environments=order.environments,
-            forks=order.forks or Policy().forks,
+            forks=room_for(hosts, order.forks or Policy().forks, kept=False),
         )
     )
     stopped = asyncio.ensure_future(interrupts.more_than(0))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fleetfix.cli import complete
+from fleetfix.cli import complete, patience
 
 RUN = typer.Argument(
     metavar="RUN", help="A run's id, the beginning of it, or `last`.", autocompletion=complete.runs
@@ -77,6 +77,16 @@ Forks = Annotated[
     int | None,
     typer.Option("--forks", "--fanout", "-f", metavar="N", min=1, help="Hosts talked to at once."),
 ]
+ConnectTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--connect-timeout",
+        metavar="TIME",
+        help="How long a host may take to answer, e.g. 30s. Default: the inventory's, ssh's, or 15s.",
+        callback=patience.take,
+    ),
+]
+"""Its callback hands it on: commands take it and leave it."""
 Canary = Annotated[
     int | None, typer.Option("--canary", metavar="N", min=0, help="Hosts that go first, alone.")
 ]

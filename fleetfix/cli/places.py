@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
+from fleetfix.cli import patience
 from fleetfix.hostset import HostSet
-from fleetfix.inventory import DEADLINE, OF_A_TOOL, VARIABLE, Inventory
+from fleetfix.inventory import DEADLINE, OF_A_TOOL, VARIABLE, Host, Inventory
 
 LAB = "lab"
 FAILED = "failed"
@@ -18,13 +20,29 @@ NOT_TRIED = frozenset({"not_started", "cancelled"})
 def load_inventory(spec: str | None, *, deadline: float = DEADLINE) -> Inventory:
     """Load what `-i` says; the lab is asked for its place only where it is meant."""
     named = _lab() if LAB in (spec, os.environ.get(VARIABLE)) else None
-    return dataclasses.replace(Inventory.load(spec, named=named, deadline=deadline), history=Journalled())
+    loaded = dataclasses.replace(Inventory.load(spec, named=named, deadline=deadline), history=Journalled())
+    seconds = patience.asked()
+    if seconds is None:
+        return loaded
+    hosts = loaded.hosts.items()
+    patient = {name: host.model_copy(update={"connect_timeout": seconds}) for name, host in hosts}
+    return dataclasses.replace(loaded, hosts=patient)
 
 
 def _lab() -> dict[str, Path]:
     from fleetfix.lab import inventory_path
 
     return {LAB: inventory_path()}
+
+
+def jumps_of(hosts: Iterable[Host]) -> dict[str, tuple[str, ...]]:
+    """The jump hosts on the way to each host, as far as the ssh configuration has a part in it."""
+    behind = [host for host in hosts if host.transport in ("asyncssh", "fabric")]
+    if not behind:
+        return {}
+    from fleetfix.transports.jump_hosts import jump_hosts
+
+    return jump_hosts(behind)
 
 
 def lasting_name(inventory: Inventory) -> str:

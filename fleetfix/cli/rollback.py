@@ -12,6 +12,7 @@ def rollback(
     hosts: options.SomeHosts = None,
     inventory: options.InventoryFile = None,
     secrets: options.Secrets = None,
+    connect_timeout: options.ConnectTimeout = None,
     forks: options.Forks = None,
     reason: options.Reason = "",
     yes: options.Yes = False,

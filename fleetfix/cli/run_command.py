@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 from fleetfix.cli import config, consent, secret_sources, streams
 from fleetfix.cli.conduct import operator
+from fleetfix.cli.descriptors import room_for
 from fleetfix.cli.places import lasting_name, load_inventory
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
@@ -94,7 +95,7 @@ def conduct(order: Order) -> int:
             inventory=lasting_name(inventory),
             operator=operator(),
             controller=socket.gethostname(),
-            forks=order.forks or Policy().forks,
+            forks=room_for(hosts, order.forks or Policy().forks, kept=False),
             reason=order.reason,
             feed=feed,
         )

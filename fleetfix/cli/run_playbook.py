@@ -21,6 +21,7 @@ def run(
     hosts: options.Hosts,
     exclude: options.Exclude = None,
     inventory: options.InventoryFile = None,
+    connect_timeout: options.ConnectTimeout = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "--check", "-C", help="Plan only; every host stays as it is.")
     ] = False,
@@ -84,6 +85,7 @@ def plan(
     hosts: options.Hosts,
     exclude: options.Exclude = None,
     inventory: options.InventoryFile = None,
+    connect_timeout: options.ConnectTimeout = None,
     diff: options.Diff = False,
     settings: options.Settings = None,
     secrets: options.Secrets = None,
@@ -154,6 +156,7 @@ def apply(
     secrets: options.Secrets = None,
     yes: options.Yes = False,
     yes_hosts: options.YesHosts = None,
+    connect_timeout: options.ConnectTimeout = None,
     reason: options.Reason = "",
     lock_wait: options.LockWait = None,
     detach: options.Detach = False,

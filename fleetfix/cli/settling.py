@@ -11,6 +11,7 @@ from typing import Literal
 
 from fleetfix.cli import config, consent, secret_sources
 from fleetfix.cli.conduct import driver, operator
+from fleetfix.cli.descriptors import room_for
 from fleetfix.cli.known import find_run, known_state, started_elsewhere, touched_hosts
 from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
@@ -19,6 +20,7 @@ from fleetfix.errors import UsageError
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.journal import Journal
+from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
 from fleetfix.session import Purpose
 from fleetfix.state import RunState
@@ -81,6 +83,7 @@ async def _settle(
         ),
         hosts=hosts,
         recorder=recorder,
+        forks=room_for(hosts, Policy().forks, kept=False),
     )
     code = await (settling.commit() if order.way == "commit" else settling.release())
     end_where_all_have_ended(recorder)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from fleetfix.cli import config, consent, secret_sources
 from fleetfix.cli.applying import still_expected
-from fleetfix.cli.conduct import Manner, bind, driver, machine, operator
+from fleetfix.cli.conduct import Manner, bind, driver, machine, operator, with_room
 from fleetfix.cli.driving import drive
 from fleetfix.cli.known import begun_elsewhere, find_run, known_state
-from fleetfix.cli.places import lasting_name, load_inventory
+from fleetfix.cli.places import jumps_of, lasting_name, load_inventory
 from fleetfix.cli.show import Show
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.cli.tripped import refuse_while_tripped
@@ -106,6 +106,7 @@ def _prepare(run: str, journal: Journal, order: Resumption) -> _Ready | int:
         expected = still_expected(journal, known.started)
         request = replace(request, expected=expected, plan=known.started.plan)
     refuse_while_tripped(journal, request)
+    request = with_room(request)
     above = config.load().confirm_above
     hosts = HostSet(host.name for host in request.hosts)
     asked = request.may_change and consent.required(
@@ -249,6 +250,7 @@ def _request(
         controller=socket.gethostname(),
         reason=order.reason,
         others=neighbours(inventory.hosts.values(), hosts),
+        jumps=jumps_of(hosts),
         machine=machine(),
         driver=driver(),
         take_over=order.take_over,

@@ -47,6 +47,8 @@ class Request:
     machine: str = ""
     """The controller's own machine, as events name one; empty where it does not know."""
 
+    jumps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The jump hosts on the way to hosts, by their names, where the ssh configuration has them."""
     driver: str = ""
     take_over: bool = False
     """The run may be taken away from another controller that is at work on it."""

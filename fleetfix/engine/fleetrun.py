@@ -141,7 +141,7 @@ def _run_started(request: Request) -> RunStarted:
         only=_only(request),
         plan=request.plan,
         strata=strata_of(request.policy, request.hosts),
-        last=known_to_go_last(request.hosts),
+        last=known_to_go_last(request.hosts, request.jumps),
         controller_machine=request.machine,
         text=request.playbook.text,
     )

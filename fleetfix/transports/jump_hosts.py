@@ -7,8 +7,9 @@ is nothing but `ssh -W`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ from fleetfix.errors import HostError
 from fleetfix.inventory import Host
 from fleetfix.transports.name_lookup import look_up
 from fleetfix.transports.proxy_command import as_jump
-from fleetfix.transports.ssh_config import Settings, resolve, resolve_now
+from fleetfix.transports.ssh_config import Settings, mentions, resolve, resolve_now
 from fleetfix.transports.ssh_login import Connection, Login, log_in
 
 LONGEST = 8
@@ -56,6 +57,24 @@ async def way_to(host: Host) -> Way:
     via = None if host.via is None else _listed(host.via)
     hops, names = await _way(host.address, host.port, host.user, via, ask, ())
     return Way(tuple(hops), tuple(names))
+
+
+def jump_hosts(hosts: Iterable[Host]) -> dict[str, tuple[str, ...]]:
+    """The jump hosts on the way to each of these hosts, where their configuration has any.
+
+    A configuration that cannot be read says none here: connecting will tell.
+    """
+    has_any: dict[str | None, bool] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    with contextlib.suppress(asyncssh.ConfigParseError, OSError):
+        for host in hosts:
+            if host.ssh_config not in has_any:
+                has_any[host.ssh_config] = mentions(
+                    host.ssh_config, frozenset(("proxyjump", "proxycommand"))
+                )
+            if has_any[host.ssh_config] and (jumps := jump_hosts_of(host)):
+                found[host.name] = jumps
+    return found
 
 
 def jump_hosts_of(host: Host) -> tuple[str, ...]:

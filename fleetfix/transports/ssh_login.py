@@ -231,7 +231,7 @@ def _failure(error: BaseException, attempt: Attempt) -> Failure:
 def _timed_out(attempt: Attempt, within: float) -> Failure:
     trouble = next((one for one in attempt.identities.troubles if "agent" in one), "")
     why = f"{attempt.stage}{': ' + trouble if trouble else ''}"
-    return Failure(kind="unreachable", message=f"{attempt.name}: {why} within {within:.0f} s")
+    return Failure(kind="unreachable", message=f"{attempt.name}: {why} within {within:g} s")
 
 
 def session_failure(error: BaseException, name: str) -> Failure:

@@ -213,7 +213,7 @@ async def test_a_jump_host_that_does_not_answer_is_named(configured: Configured)
             *(refused(host(f"gpu{n}", config), connect_timeout=0.6) for n in range(3))
         )
     assert {failure.message for failure in failures} == {
-        "jump host b1: it takes the connection and says nothing within 1 s"
+        "jump host b1: it takes the connection and says nothing within 0.6 s"
     }
 
 
@@ -410,3 +410,60 @@ async def test_revoked_keys_and_keys_of_another_kind_are_refused(
     assert (
         "no longer shows the key that is known, ecdsa-sha2-nistp256, but ssh-ed" in of_another_kind.message
     )
+
+
+# -- limits -------------------------------------------------------------------------------------------
+
+
+async def test_a_session_costs_one_descriptor_and_none_behind_a_jump_host(
+    agent: Path, configured: Configured
+) -> None:
+    config = configured("Host behind*\n ProxyJump b1", key=False)
+    async with logins(host("first", config)):
+        before = _open_files()
+        async with logins(*(host(f"direct{number}", config) for number in range(5))):
+            assert _open_files() - before == 5
+        async with logins(*(host(f"behind{number}", config) for number in range(5))):
+            assert _open_files() - before == 1
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_how_long_a_host_may_take_is_said_by_inventory_or_configuration(
+    configured: Configured,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        config = configured(f"Host *\n Port {port}\n ConnectTimeout 1")
+        by_config = host("gpu1", config)
+        by_inventory = by_config.model_copy(update={"connect_timeout": 0.5})
+        messages = [
+            failure.message for failure in await asyncio.gather(*map(refused, (by_config, by_inventory)))
+        ]
+        asked = await refused(by_inventory, connect_timeout=0.3)
+    assert messages[0] == "gpu1: it takes the connection and says nothing within 1 s"
+    assert messages[1] == "gpu1: it takes the connection and says nothing within 0.5 s"
+    assert asked.message.endswith("within 0.3 s")
+
+
+async def test_an_address_of_ipv6_is_reached_by_name_in_brackets_and_through_a_jump_host(
+    tmp_path: Path,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6))
+        except OSError:
+            pytest.skip("no IPv6 on this machine's loopback")
+        server = stack.enter_context(sshd.server(tmp_path, more="ListenAddress ::1"))
+        config = tmp_path / "ssh_config"
+        config.write_text(f"StrictHostKeyChecking accept-new\n{config.read_text()}")
+        there = server.host(USER)
+        async with logins(
+            there.model_copy(update={"address": "::1"}),
+            there.model_copy(update={"address": "[::1]"}),
+            there.model_copy(update={"via": f"{USER}@[::1]:{server.port}"}),
+        ) as made:
+            assert len(made) == 3
+        assert f"[::1]:{server.port} ssh-ed25519" in (tmp_path / "known_hosts").read_text()

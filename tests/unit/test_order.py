@@ -132,6 +132,12 @@ def test_a_host_through_which_others_are_reached_goes_last(via: str) -> None:
 
 def test_the_controller_itself_goes_last_by_its_transport_or_its_machine() -> None:
     assert known_to_go_last([host("gpu01", transport="local")]) == {"gpu01": "the controller itself"}
+
+
+def test_a_jump_host_of_the_ssh_configuration_goes_last_too() -> None:
+    hosts = [host("gpu01", address="10.0.0.1"), host("gpu02"), host("gpu03")]
+    jumps = {"gpu02": ("bastion", "10.0.0.1"), "gpu03": ("bastion", "10.0.0.1")}
+    assert known_to_go_last(hosts, jumps) == {"gpu01": "the way to gpu[02-03]"}
     fleet, policy = names(3), policy_of()
     begun = started(fleet, policy).model_copy(update={"controller_machine": "m2/b"})
     connected = [connection(name, f"m{number}") for number, name in enumerate(fleet, start=1)]

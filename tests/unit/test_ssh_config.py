@@ -12,7 +12,7 @@ import pytest
 
 from fleetfix.inventory import Host
 from fleetfix.transports import ssh_config
-from fleetfix.transports.jump_hosts import jump_hosts_of, way_to
+from fleetfix.transports.jump_hosts import jump_hosts, jump_hosts_of, way_to
 from fleetfix.transports.proxy_command import as_jump
 from fleetfix.transports.ssh_config import Settings, resolve
 
@@ -202,6 +202,8 @@ async def test_each_jump_host_is_reached_as_its_own_configuration_says(folder: P
         ("gpu01", 22, "op"),
     ]
     assert jump_hosts_of(Host(name="c", address="c")) == ("a", "10.0.0.1", "b")
+    hosts = [Host(name=name, address=name) for name in ("b", "c", "d")]
+    assert jump_hosts(hosts) == {"b": ("a", "10.0.0.1"), "c": ("a", "10.0.0.1", "b")}
     direct = await way_to(Host(name="c", address="c", via="none"))
     assert [hop.host for hop in direct.hops] == ["c"]
 
