@@ -551,8 +551,8 @@ class Conversation:
         return tuple(known[_identity(one)] for one in reads)
 
     async def acquire(self) -> None:
-        sweep = self.info.holds_due
-        calls = (Call(function="holds.sweep"),) if sweep else ()
+        sweep = self.info.sweep_due
+        calls = (Call(function="retention.sweep"),) if sweep else ()
         limit = BOOKKEEPING + (SWEEPING if sweep else 0)
         frame = {"op": "acquire", "sweep": sweep}
         self._info = replies.info(await self._request(frame, calls, limit=limit))

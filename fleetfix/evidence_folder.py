@@ -1,12 +1,15 @@
 """Where evidence of hosts is kept on the controller: `evidence/RUN/HOST/STEP/` in the state folder.
 
-Folders 0700, files 0600, durable when `keep` returns. Nothing that is there is ever written over.
+Folders 0700, files 0600, durable when `keep` returns. Nothing that is there is ever written over, and
+what is old goes by `sweep`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +28,28 @@ def keep(folder: Path, run: str, host: str, step: str, files: Mapping[str, bytes
     for each in (place, above, above.parent, above.parent.parent):
         _sync(each)
     return place
+
+
+def sweep(folder: Path, before: float, is_needed: Callable[[str], bool]) -> list[str]:
+    """Delete the evidence of each run that was kept before then (seconds since the epoch) and is not
+    needed; says of which runs. What cannot be deleted stays for the next time."""
+    gone = []
+    place = folder / "evidence"
+    for each in sorted(place.iterdir()) if place.is_dir() else ():
+        if each.is_symlink() or not each.is_dir() or each.lstat().st_mtime >= before:
+            continue
+        if not is_needed(each.name) and _newest(each) < before:
+            shutil.rmtree(each, ignore_errors=True)
+            gone.append(each.name)
+    return gone
+
+
+def _newest(folder: Path) -> float:
+    times = [folder.lstat().st_mtime]
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            times.append(path.lstat().st_mtime)
+    return max(times)
 
 
 def _fresh(above: Path, name: str) -> Path:

@@ -253,6 +253,16 @@ class Journal:
             message = f"evidence cannot be kept in {self.folder}: {reason}"
             raise JournalError(message, hint=_ELSEWHERE) from error
 
+    def sweep_evidence(self, before: float) -> list[str]:
+        """Delete evidence that was kept before then (seconds since the epoch), but none of a run that is not
+        over; says of which runs."""
+
+        def is_needed(run: str) -> bool:
+            row = self.run(run)
+            return row is not None and (row.exit is None or row.driven or bool(_OPEN & row.outcomes.keys()))
+
+        return evidence_folder.sweep(self.folder, before, is_needed)
+
     def _inventory_of(self, run: str) -> str:
         query = "SELECT event FROM records WHERE run = ? AND kind = 'run_started' ORDER BY seq DESC LIMIT 1"
         row = self._connection.execute(query, (run,)).fetchone()
@@ -607,6 +617,9 @@ def _meaning(path: Path, said: str) -> JournalError:
             return JournalError(f"the journal {path} {message}", hint=hint)
     return JournalError(f"the journal {path} cannot be used: {said}")
 
+
+_OPEN = frozenset({"in_doubt", "rollback_pending", "rollback_failed", "cancelled"})
+"""Outcomes of hosts on which a run is not over, whatever its exit code."""
 
 _ELSEWHERE = "set FLEETFIX_STATE_DIR, or state_dir in config.toml, to a folder of your own"
 _DAMAGED = "move it aside: what was done on hosts stands in the hosts' own logs"

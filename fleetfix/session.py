@@ -95,8 +95,8 @@ class HostInfo(Value):
     disabled: str | None = None
     claims: tuple[Claim, ...] = ()
     lease: Lease | None = None
-    holds_due: bool = False
-    """What a repair has replaced was kept for a while here, and its time is over."""
+    sweep_due: bool = False
+    """What was kept here for a while, or the records of old runs, may be due to go."""
 
 
 PastState = Literal["begun", "done", "failed", "in_doubt", "undone", "undo_failed"]

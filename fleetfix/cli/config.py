@@ -24,6 +24,8 @@ class Config(Value):
     """Where the password for sudo comes from: a source as for --secret."""
     confirm_above: int = Field(default=50, ge=0)
     """Above this many hosts their number must be typed, or given by --yes-hosts."""
+    evidence_days: int = Field(default=90, ge=0)
+    """Days that evidence of finished runs is kept; 0 keeps it for ever."""
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:

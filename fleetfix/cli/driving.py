@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fleetfix.cli import consent
+import time
+
+from fleetfix.cli import config, consent
 from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
 from fleetfix.engine.context import Choice
@@ -32,6 +34,9 @@ async def drive(
     another way.
     """
     interrupts = Interrupts()
+    days = config.load().evidence_days
+    if days and request.may_change:
+        journal.sweep_evidence(time.time() - days * 86400.0)
     seq = journal.last_seq(request.run)
     recorder = Recorder(request.run, journal, show.views(), state=known, seq=seq)
 

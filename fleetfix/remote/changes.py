@@ -34,13 +34,13 @@ KEPT = ("key", "summary", "before", "after", "risk", "job", "do", "undo", "commi
 
 
 def acquire(runner, frame):
-    """Take lease and claim, and say anew what this host is. Holds whose time is over go by the way."""
+    """Take lease and claim, and say anew what this host is. What is due to go goes by the way."""
     _wet(runner)
     refuse_where_disabled(runner)
     _own(runner)
     if frame.get("sweep"):
         # What cannot be removed now is tried again by the next session.
-        yield runner.fork("change", "", _on_holds(runner, "holds.sweep"))
+        yield runner.fork("change", "", _on_holds(runner, "retention.sweep"))
     return runner.info()
 
 

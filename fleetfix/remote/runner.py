@@ -37,6 +37,8 @@ from fleetfix.remote.records import Records, checked_name
 FULL = 4 * 1024 * 1024  # bytes waiting to be sent at which no further read is begun
 AT_ONCE = 8  # reads that run side by side
 RENEW = 30.0  # seconds between renewals of the lease
+MANY = 20  # runs that are kept in any case
+DAY = 86400.0
 LOOK_AGAIN = 0.25  # seconds between two looks at another's lease
 
 
@@ -252,7 +254,7 @@ class Runner(Loop):
             "disabled": self.places.disabled(),
             "claims": self.claims.told_to(self.run),
             "lease": lease and told(lease),
-            "holds_due": holds_due(self.home),
+            "sweep_due": sweep_due(self.home),
         }
 
     def await_lease(self, frame):
@@ -331,14 +333,26 @@ class Runner(Loop):
             self.tell({"n": self.writing_for, "error": calls.failure("cancelled", "it was not begun")})
 
 
-def holds_due(home):
-    """Whether the time of anything that is held here for a while is over."""
+def sweep_due(home):
+    """Whether the time of anything that is held here is over, or old runs were not looked for lately."""
     folder = os.path.join(home, "holds")
+    if any(_until(os.path.join(folder, name)) <= time.time() for name in _names(folder)):
+        return True
+    return len(_names(os.path.join(home, "runs"))) > MANY and not _is_fresh(os.path.join(home, "swept"))
+
+
+def _names(folder):
     try:
-        names = os.listdir(folder)
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _is_fresh(path):
+    try:
+        return abs(time.time() - os.stat(path).st_mtime) < DAY
     except OSError:
         return False
-    return any(_until(os.path.join(folder, name)) <= time.time() for name in names)
 
 
 def _until(path):

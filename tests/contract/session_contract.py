@@ -458,10 +458,10 @@ class HostContract(SessionPromises):
             os.chown(made, owner.st_uid, owner.st_gid)
         await first.end("ok", keep_claim=False, commit=False)
         second = await place.open("r2")
-        assert second.info.holds_due
+        assert second.info.sweep_due
         assert (home / "over").exists(), "a session that only looks changes nothing"
         await second.acquire()
-        assert not second.info.holds_due
+        assert not second.info.sweep_due
         assert [name for name in ("over", "kept") if (home / name).exists()] == ["kept"]
 
     async def test_what_a_newer_run_changed_again_is_not_undone_under_it(self, place: Place) -> None:

@@ -88,7 +88,7 @@ def test_python_is_looked_for_only_where_root_alone_can_write() -> None:
 
 
 def test_the_core_is_small_and_names_every_module_it_imports() -> None:
-    assert len(protocol.core()) < 32_000
+    assert len(protocol.core()) < 36_000
     for name in protocol.CORE:
         source = protocol._pack(name, (REMOTE / f"{name}.py").read_text())
         assert set(source.imports) <= set(protocol.CORE)
