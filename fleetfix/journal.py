@@ -254,8 +254,8 @@ class Journal:
             raise JournalError(message, hint=_ELSEWHERE) from error
 
     def sweep_evidence(self, before: float) -> list[str]:
-        """Delete evidence that was kept before then (seconds since the epoch), but none of a run that is not
-        over; says of which runs."""
+        """Delete evidence that was kept before then (seconds since the epoch), but none of a run that
+        is not over; says of which runs."""
 
         def is_needed(run: str) -> bool:
             row = self.run(run)

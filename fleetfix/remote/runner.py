@@ -305,6 +305,10 @@ class Runner(Loop):
                 return json.loads(file.read())
         except FileNotFoundError:
             return None
+        except ValueError:
+            text = "what run %s kept here under %r is torn" % (self.run, frame["name"])
+            hint = "look at the host; then fleetfix rollback, or release, %s" % self.run
+            raise Refusal("command", text, hint) from None
 
     def cancel(self, frame):
         """End every running call, also of a lost session of this run; answer with what cannot be ended."""
