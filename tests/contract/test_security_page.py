@@ -27,7 +27,7 @@ def blocks(language: str, word: str) -> list[str]:
 
 
 def shell(folder: Path, word: str, **instead: str) -> None:
-    """Run what the page shows, in this folder; a key gets no passphrase, for nobody is there to type one."""
+    """Run what the page shows, in this folder; a key gets no passphrase: nobody is there to type one."""
     (text,) = blocks("sh", word)
     text = text.replace("ssh-keygen -t", "ssh-keygen -q -N '' -t").replace(
         "ssh-keygen -s", "ssh-keygen -q -s"
