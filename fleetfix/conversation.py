@@ -26,7 +26,7 @@ from fleetfix.commands import Call, Change, Completed, Ended, Execute, Json, Rea
 from fleetfix.errors import Failure, HostError
 from fleetfix.greeting import ALLOW, Said
 from fleetfix.redaction import needles_of
-from fleetfix.session import Feed, HostInfo, Opening, Past, Purpose, Stream, Take, host_error
+from fleetfix.session import Feed, HostInfo, Opening, Past, Purpose, Stream, Take, Waits, host_error
 
 if TYPE_CHECKING:
     from fleetfix.inventory import Host
@@ -577,6 +577,12 @@ class Conversation:
         calls = await self._recorded_calls()
         return replies.completed(await self._request(frame, calls, limit=UNDOING))
 
+    async def waiting(self, id: str) -> Waits | None:
+        return replies.waits(await self._request({"op": "waiting", "id": id}, (_WAITING,)))
+
+    async def tell(self, id: str, token: str, word: Json) -> None:
+        await self._request({"op": "tell", "id": id, "token": token, "word": word}, (_WAITING,))
+
     async def past(self) -> tuple[Past, ...]:
         return replies.past(await self._request({"op": "past"}, limit=BOOKKEEPING))
 
@@ -986,6 +992,9 @@ _REDACTION = "redaction"
 
 _STREAMING = Call(function="streaming.execute")
 """Names the host module that runs commands, so that it is sent with the first of them."""
+
+_WAITING = Call(function="fabfile.hold")
+"""Names the host module whose calls wait for what the controller does."""
 
 
 def _identity(read: Read) -> str:

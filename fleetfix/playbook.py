@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field, PrivateAttr
 
-from fleetfix import library
+from fleetfix import fabfiles, library
 from fleetfix.actions import KINDS, named
 from fleetfix.commands import Json, Value
 from fleetfix.complaints import Place, check, like
@@ -68,7 +68,7 @@ class Playbook(Value):
     source: str
     """The file it was read from."""
     digest: str
-    """sha256 of its text."""
+    """sha256 of its text, and of the fabfiles that it names, where it names any."""
     text: str
     vars: dict[str, Json]
     """The variables it declares, with their defaults."""
@@ -196,7 +196,7 @@ class _Reader:
             name=made.name,
             summary=made.summary,
             source=self.document.name,
-            digest=hashlib.sha256(text.encode()).hexdigest(),
+            digest=_digest_of(text, steps),
             text=text,
             vars=made.vars,
             secrets=made.secrets,
@@ -251,6 +251,10 @@ class _Reader:
         if len(kinds) != 1 or not isinstance(written(value.get("id")), str):
             return None
         params = {} if value[kinds[0]] is None else value[kinds[0]]
+        if kinds[0] == "fabric":
+            params, wrong = fabfiles.settled(params, self.document.name)
+            for where, problem in wrong:
+                self.complain((*place, "fabric", *where), f"fabric: {problem}")
         identity = cast(str, written(value["id"]))
         return RawStep(id=identity, kind=kinds[0], controls=controls, params=params, place=place)
 
@@ -327,6 +331,11 @@ class _Reader:
             )
             if not touched or message.endswith("is missing"):
                 self.complain(place, message)
+
+
+def _digest_of(text: str, steps: tuple[RawStep, ...]) -> str:
+    named = [str(step.params.get("sha256")) for step in steps if step.kind == "fabric"]
+    return hashlib.sha256("\0".join([text, *named]).encode()).hexdigest()
 
 
 def _unknown(key: str, *, action: bool) -> str:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from fleetfix.commands import Call, Completed, Ended, Json
 from fleetfix.errors import Failure, HostError
-from fleetfix.session import HostInfo, Past, host_error
+from fleetfix.session import HostInfo, Past, Waits, host_error
 
 LONGEST = 4096
 """Characters of one text in an answer that are kept, but for what a command printed."""
@@ -37,6 +37,11 @@ def completed(reply: Json) -> Completed:
 def ended(reply: Json) -> Ended:
     """How a command of the operator's ended."""
     return _made(Ended, _plain(reply))
+
+
+def waits(reply: Json) -> Waits | None:
+    """What a call on the host waits for."""
+    return None if reply is None else _made(Waits, reply)
 
 
 def past(items: list[Json]) -> tuple[Past, ...]:

@@ -120,6 +120,13 @@ class Past(Value):
     """The names of those that its undo needs."""
 
 
+class Waits(Value):
+    """A call on the host that waits for the controller to do what it asks for; `token` names this one."""
+
+    token: str
+    asked: dict[str, Json]
+
+
 class Purpose(Value):
     """What a session is opened for, and by whom.
 
@@ -181,6 +188,20 @@ class Session(Protocol):
 
     async def undo(self, id: str) -> Completed:
         """Replay the undo of a change from the host's own log; a second time it answers as recorded."""
+        ...
+
+    async def waiting(self, id: str) -> Waits | None:
+        """What a call of this change, or of its undo, waits for the controller to do.
+
+        None where none waits. A change that is asked for at the same time is waited for.
+        """
+        ...
+
+    async def tell(self, id: str, token: str, word: Json) -> None:
+        """Say to a call that waits how what it waits for ended; None: that it still goes on.
+
+        Raises HostError: lease_held.
+        """
         ...
 
     async def past(self) -> tuple[Past, ...]:

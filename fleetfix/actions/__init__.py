@@ -25,6 +25,7 @@ KINDS: dict[str, str] = {
     "job": "Job",
     "shell": "Shell",
     "command": "Command",
+    "fabric": "Fabric",
     # checks
     "gpu_idle": "GpuIdle",
     "torch_loads": "TorchLoads",

@@ -6,21 +6,24 @@ import asyncio
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleetfix.cli import config, consent, secret_sources
-from fleetfix.cli.conduct import driver, operator
+from fleetfix.cli.conduct import bind, driver, operator
 from fleetfix.cli.descriptors import room_for
 from fleetfix.cli.known import find_run, known_state, started_elsewhere, touched_hosts
+from fleetfix.cli.places import load_inventory
 from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.engine.going_back import roll_back
-from fleetfix.errors import UsageError
+from fleetfix.errors import PlaybookError, UsageError
 from fleetfix.events import ChangeShown
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
 from fleetfix.journal import Journal
+from fleetfix.playbook import Step, read
 from fleetfix.recorder import Recorder
 from fleetfix.state import HostState, RunState
 from fleetfix.views.fit import fit
@@ -55,11 +58,12 @@ def go_back(order: Return) -> int:
             hosts = touched_hosts(known, order.hosts, order.inventory, "undo")
             _refuse_committed(known, hosts)
             _hold_secrets(known, hosts, order)
+            steps = _steps(known, hosts, order.inventory)
             if not order.yes:
                 _ask(run, known, hosts)
             show = Show(json=order.json, plain=order.plain)
             try:
-                state = asyncio.run(_roll_back(run, known, hosts, journal, order, show))
+                state = asyncio.run(_roll_back(run, known, hosts, steps, journal, order, show))
             finally:
                 show.close()
     return show.end(state)
@@ -105,7 +109,13 @@ def _ask(run: str, known: RunState, hosts: tuple[Host, ...]) -> None:
 
 
 async def _roll_back(
-    run: str, known: RunState, hosts: tuple[Host, ...], journal: Journal, order: Return, show: Show
+    run: str,
+    known: RunState,
+    hosts: tuple[Host, ...],
+    steps: Mapping[str, tuple[Step, ...]],
+    journal: Journal,
+    order: Return,
+    show: Show,
 ) -> RunState:
     started = known.started or started_elsewhere(run, hosts, order.inventory, order.reason)
     # What is shown is this way back: its hosts, its time. How the run itself ended stands until it is
@@ -128,6 +138,7 @@ async def _roll_back(
             hosts,
             recorder,
             known=known,
+            steps=steps,
             operator=operator(),
             controller=socket.gethostname(),
             reason=order.reason,
@@ -140,6 +151,22 @@ async def _roll_back(
     with heard(_Signals(work, show).interrupt):
         async with show.kept_fresh():
             return await work
+
+
+def _steps(
+    known: RunState, hosts: tuple[Host, ...], inventory: str | None
+) -> Mapping[str, tuple[Step, ...]]:
+    """The steps of a run that calls functions of fabfiles. PlaybookError where one is another now."""
+    started = known.started
+    if started is None or "fabric" not in started.text:
+        return {}
+    playbook = read(started.text, started.source)
+    if playbook.digest != started.digest:
+        raise PlaybookError(
+            f"a fabfile of {started.source} is another one than when run {known.run} began",
+            hint=f"put it back as it was, or fleetfix release {known.run}",
+        )
+    return bind(playbook, hosts, started.settings, load_inventory(inventory or started.inventory))
 
 
 class _Signals:

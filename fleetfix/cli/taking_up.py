@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import socket
 import sys
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from fleetfix.commands import Json
 from fleetfix.engine.elsewhere import ask_hosts
 from fleetfix.engine.fleetrun import Request
 from fleetfix.engine.rollout import stops
-from fleetfix.errors import JournalError, UsageError
+from fleetfix.errors import JournalError, PlaybookError, UsageError
 from fleetfix.events import Record, RunResumed, RunStarted
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host, Inventory
@@ -182,6 +181,11 @@ def _from_the_journal(known: RunState, started: RunStarted, names: HostSet, orde
     """The run as it was asked for; its playbook is the one it began with, whatever the file says now."""
     playbook = read(started.text, started.source)
     _say_where_edited(started)
+    if playbook.digest != started.digest:
+        raise PlaybookError(
+            f"a fabfile of {started.source} is another one than when run {known.run} began",
+            hint=f"put it back as it was, or fleetfix release {known.run}",
+        )
     inventory = load_inventory(order.inventory or started.inventory)
     hosts = inventory.select(str(names)) if names else ()
     bound = Bound(playbook, started.settings, started.policy)
@@ -193,7 +197,7 @@ def _say_where_edited(started: RunStarted) -> None:
         text = Path(started.source).read_bytes()
     except OSError:
         return
-    if hashlib.sha256(text).hexdigest() != started.digest:
+    if text != started.text.encode():
         print(
             f"{started.source} was edited since: the run goes on with the text that it began with",
             file=sys.stderr,
@@ -227,8 +231,19 @@ def _from_its_hosts(run: str, order: Resumption) -> Request:
             hint="it never began there, or was swept: a new run begins anew",
         )
     playbook = read(kept.bound.text, kept.bound.source)
+    _refuse_functions_of_hosts(run, playbook)
     bound = Bound(playbook, kept.bound.settings, kept.bound.policy)
     return _request(run, bound, hosts, inventory, lasting_name(inventory), order)
+
+
+def _refuse_functions_of_hosts(run: str, playbook: Playbook) -> None:
+    """What is called on this machine is not for a host to say: it could name any fabfile that is here."""
+    named = sorted({str(step.params["file"]) for step in playbook.steps if step.kind == "fabric"})
+    if named:
+        raise PlaybookError(
+            f"run {run} calls functions of {', '.join(named)} here, and this journal does not know the run",
+            hint="resume it on the machine that began it, or begin a new run",
+        )
 
 
 def _request(

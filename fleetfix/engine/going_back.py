@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleetfix.commands import Json
@@ -11,6 +11,7 @@ from fleetfix.engine.awaiting import awaited, of_another
 from fleetfix.engine.breaker import rollback_failed
 from fleetfix.engine.company import Company
 from fleetfix.engine.context import OpenSession, Slots
+from fleetfix.engine.functions import keys_of, with_functions
 from fleetfix.engine.rollback import and_back, undo_all
 from fleetfix.errors import NO_WAY_IN, Failure, HostError, JournalError
 from fleetfix.events import (
@@ -25,6 +26,7 @@ from fleetfix.events import (
 )
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
+from fleetfix.playbook import Step
 from fleetfix.recorder import Recorder
 from fleetfix.session import Purpose, Session, at_work_elsewhere, held_by, open_session
 from fleetfix.state import HostState, RunState
@@ -46,9 +48,12 @@ async def roll_back(
     forks: int = 64,
     lock_wait: float = 0.0,
     known: RunState | None = None,
+    steps: Mapping[str, tuple[Step, ...]] | None = None,
     opener: OpenSession = open_session,
 ) -> RunState:
     """Undo a run on these hosts, by what the hosts themselves recorded; needs no playbook.
+
+    But for functions of a fabfile: what they undo is undone only as one of these `steps` says, by host.
 
     Where another run has a host it is waited for that one, `lock_wait` seconds at most.
     When it is cancelled, each host that has not gone back is `rollback_pending`, and the exit is 130.
@@ -68,7 +73,10 @@ async def roll_back(
     names = frozenset(host.name for host in hosts)
     company = Company(known or RunState(), lambda: recorder.state, names, slots)
 
-    ways = [_WayBack(host, purpose, recorder, opener, company, lock_wait) for host in hosts]
+    keys = {host.name: keys_of((steps or {}).get(host.name, ())) for host in hosts}
+    ways = [
+        _WayBack(host, purpose, recorder, opener, company, lock_wait, keys[host.name]) for host in hosts
+    ]
 
     async def one(way: _WayBack) -> None:
         async with slots.taken():
@@ -115,6 +123,8 @@ class _WayBack:
     opener: OpenSession
     company: Company
     lock_wait: float
+    keys: frozenset[str]
+    """Of the changes that functions of a fabfile made, as this machine knows them."""
     reached: bool = False
     """The host was reached, and nobody else is at work there."""
     failure: Failure | None = None
@@ -138,7 +148,8 @@ class _WayBack:
             del step, text
 
         try:
-            session = await self.opener(self.host, self.purpose, progress=progress)
+            opened = await self.opener(self.host, self.purpose, progress=progress)
+            session = with_functions(opened, self.host, self.keys)
         except HostError as error:
             return self._finish("rollback_pending", error.failure)
         self.reached = True

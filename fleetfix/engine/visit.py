@@ -9,6 +9,7 @@ from typing import Any
 from fleetfix.action import Action
 from fleetfix.cohorts import Ties, shared_paths
 from fleetfix.engine.context import RunContext
+from fleetfix.engine.functions import keys_of, with_functions
 from fleetfix.engine.line import Line
 from fleetfix.engine.member import Member
 from fleetfix.engine.network import Watched
@@ -71,6 +72,8 @@ class Visit:
         if self._line is not None:
             return self._line.session
         session = await self._open()
+        if keys := keys_of(self.steps):
+            session = with_functions(session, self.host, keys)
         self._line = Line(session, self.context.memory)
         info = session.info
         self.disabled = info.disabled

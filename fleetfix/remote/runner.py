@@ -292,6 +292,14 @@ class Runner(Loop):
         self.require_secrets([{"args": [{SECRET: name} for name in frame["secrets"]]}])
         return importlib.import_module("fleetfix.remote.streaming").execute(self, frame)
 
+    def waiting(self, frame):
+        """What a call of a change waits for; an operation."""
+        return importlib.import_module("fleetfix.remote.fabfile").waiting(self, frame)
+
+    def say(self, frame):
+        """Pass a word of the controller's on to a call that waits for it."""
+        return importlib.import_module("fleetfix.remote.fabfile").tell(self, frame)
+
     def _pass_on(self, op, frame):
         stream = self.streams.get(frame["of"])
         if stream is not None and op == "taken":
@@ -375,6 +383,8 @@ AT_SIGHT = {
     "recall": Runner.recall,
     "execute": Runner.execute,
     "cancel": Runner.cancel,
+    "waiting": Runner.waiting,
+    "tell": Runner.say,
 }
 
 

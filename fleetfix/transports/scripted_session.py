@@ -81,6 +81,12 @@ class ScriptedSession:
     async def undo(self, id: str) -> Completed:
         return await self._within(self._undo(id))
 
+    async def waiting(self, id: str) -> None:
+        del id  # no function of a scripted host waits for the controller
+
+    async def tell(self, id: str, token: str, word: Json) -> None:
+        del id, token, word
+
     async def past(self) -> tuple[Past, ...]:
         await self._whole_line()
         self._check_line()
