@@ -65,6 +65,14 @@ def test_a_check_that_is_shown_does_not_hold_where_its_question_fails(tmp_path: 
         assert min(subprocess.run(["sh", "-c", step.act.check], env=path).returncode, 1) == code
 
 
+def test_the_fabfile_that_is_shown_is_one_for_its_playbook(tmp_path: Path) -> None:
+    (fabfile,) = [one for one in blocks("docs/playbooks.md", "python") if "# fabfile.py" in one]
+    (text,) = [one for one in blocks("docs/playbooks.md", "yaml") if "# exporters.yaml" in one]
+    (tmp_path / "fabfile.py").write_text(fabfile)
+    (step,) = read(text, str(tmp_path / "exporters.yaml")).bind(Host(name="gpu01", address="gpu01"), {})
+    assert (step.act.converges, len(step.act.sha256)) == (True, 64)
+
+
 def test_the_reference_names_every_event_variable_and_key() -> None:
     page = (ROOT / "docs/reference.md").read_text()
     for event in get_args(get_args(Event)[0]):

@@ -185,7 +185,8 @@ class WithFunctions:
         while not record.done():
             asking = asyncio.ensure_future(self._session.waiting(id))
             try:
-                await asyncio.wait({record, asking}, return_when=asyncio.FIRST_COMPLETED)
+                both: set[asyncio.Future[Any]] = {record, asking}
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                 waits = asking.result() if asking.done() else None
                 if waits is not None and waits.token not in self._gone:
                     return waits
