@@ -586,6 +586,14 @@ class Conversation:
     async def past(self) -> tuple[Past, ...]:
         return replies.past(await self._request({"op": "past"}, limit=BOOKKEEPING))
 
+    async def lacking(self) -> tuple[str, ...]:
+        frame = {"op": "read", "step": "", "reads": [_LACKING.model_dump()]}
+        calls = [*await self._recorded_calls(), _LACKING]
+        (answer,) = replies.many(
+            await self._request(frame, calls, limit=_LACKING.timeout + MARGIN, slots=1), 1
+        )
+        return replies.texts(answer.answer())
+
     async def note(self, name: str, value: Json) -> None:
         await self._request({"op": "note", "name": name, "value": value}, limit=BOOKKEEPING)
 
@@ -991,6 +999,7 @@ _REDACTION = "redaction"
 """The host module that knows what to do with secrets, sent with the first of them."""
 
 _STREAMING = Call(function="streaming.execute")
+_LACKING = Read(function="undoable.lacking", timeout=60.0)
 """Names the host module that runs commands, so that it is sent with the first of them."""
 
 _WAITING = Call(function="fabfile.hold")

@@ -208,6 +208,11 @@ class Session(Protocol):
         """Tell this run's changes on this host, oldest first."""
         ...
 
+    async def lacking(self) -> tuple[str, ...]:
+        """Why this run cannot be taken back here any more: one line for each change of which something that
+        undo needs is gone. Nothing is changed."""
+        ...
+
     async def note(self, name: str, value: Json) -> None:
         """Keep a value beside this run's records on the host, for whoever resumes it."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -34,6 +35,10 @@ class Company:
     """Who has ended, with the steps that stand there and those that stopped its job; None where nothing is
     known of it."""
 
+    _cannot: dict[str, str] = field(default_factory=dict)
+    """Why a host cannot go back, by its name; empty where it can."""
+    _heard: asyncio.Event = field(default_factory=asyncio.Event)
+
     @property
     def known(self) -> bool:
         """Whether the journal has the run, so that no host need be asked."""
@@ -54,6 +59,22 @@ class Company:
         return HostSet(
             name for name in cohort if name not in self.hosts and (name not in known or known[name].changes)
         )
+
+    async def agreed(self, host: str, cohort: tuple[str, ...], cannot: str) -> str:
+        """Wait, without a slot, until all members that are reached have said whether they can go back; why
+        none does, where one cannot."""
+        self._cannot[host] = cannot
+        self._tell()
+        async with self.slots.given_back():
+            while any(one in self.hosts and one not in self._cannot | self._over for one in cohort):
+                await self._heard.wait()
+        if cannot:
+            return cannot
+        return next((f"{one} of its cohort {why}" for one in cohort if (why := self._cannot.get(one))), "")
+
+    def _tell(self) -> None:
+        self._heard.set()
+        self._heard = asyncio.Event()
 
     def in_turn(
         self, host: str, cohort: tuple[str, ...], note: Json, say: Callable[[str, str], None]
@@ -83,6 +104,7 @@ class Company:
         if reached or self.known:
             left = steps_of(state.hosts[host].changes), state.hosts[host].stopping
         self._over[host] = left
+        self._tell()
         for cohort, unit in self._units.items():
             if host in cohort:
                 unit.over(host, *(left or (self._steps[cohort],) * 2))

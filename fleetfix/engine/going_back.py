@@ -191,6 +191,8 @@ class _WayBack:
         cohort = company.cohort_of(host, note)
         if absent := company.absent(cohort):
             return self._not_without(absent)
+        if why := await self._what_is_lacking(session, cohort):
+            return self._left_as_it_is(why)
         # An undo takes the lease itself, also where the host's kill switch refuses everything new.
         recorder.record(RollbackStarted(host=host, reason=self.purpose.reason or "asked for"))
         await recorder.durable()
@@ -206,14 +208,32 @@ class _WayBack:
         recorder.record(went.finished(host))
         return self._finish(went.outcome, went.failure)
 
+    async def _what_is_lacking(self, session: Session, cohort: tuple[str, ...]) -> Failure | None:
+        """Why nothing is undone: some of it cannot be, here or on another of its cohort, and half of a way
+        back would be worse than none."""
+        try:
+            lacking = await session.lacking()
+        except HostError as error:
+            if error.failure.kind in NO_WAY_IN:
+                raise
+            lacking = ()  # the undo itself tells
+        own = f"cannot be undone any more: {'; '.join(lacking[:3])}" if lacking else ""
+        why = await self.company.agreed(self.host.name, cohort, own) if cohort else own
+        hint = f"fleetfix release {self.purpose.run} gives it up as it is"
+        return Failure(kind="blocked", message=why, hint=hint) if why else None
+
     def _not_without(self, absent: HostSet) -> None:
         """Hosts of a cohort go back together: undone on one of them alone, the job would run on none."""
         message = f"{absent} is of its cohort and goes back with it: select {absent} too (--hosts)"
-        said = HostSaid(host=self.host.name, step="", text=f"left as it is: {message}")
+        self._left_as_it_is(Failure(kind="cohort", message=message))
+
+    def _left_as_it_is(self, why: Failure) -> None:
+        """Undo nothing here; how the run ended on the host stays its word."""
+        said = HostSaid(host=self.host.name, step="", text=f"left as it is: {why.message}")
         self.recorder.record(said)
-        self.failure = Failure(kind="cohort", message=message)
+        self.failure = why
         if self.recorder.state.hosts[self.host.name].finished is None:
-            self._finish("rollback_pending", self.failure)
+            self._finish("rollback_pending", why)
 
     def _finish(self, outcome: Outcome, failure: Failure | None) -> None:
         """Say what came of it; what had gone wrong on the host first stays its error."""

@@ -60,6 +60,20 @@ def put_back(ctx, path, uid):
     return ctx.as_user(uid, _put_back, kept, ctx.recall("moved", False), not busy)
 
 
+def _lacks(ctx, committed):
+    kept = ctx.recall("aside")
+    if kept is None or ctx.recall("dropped") or not ctx.recall("moved", False):
+        return None
+    try:
+        there = [_identity(None, kept[name]) == kept["identity"] for name in ("trash", "path")]
+    except OSError:
+        return None  # who owns it may look, and root may not: the undo tells
+    return None if any(there) else "%s is gone: nothing to put back at %s" % (kept["trash"], kept["path"])
+
+
+put_back.lacks = _lacks
+
+
 @write
 def drop(ctx, path, uid):
     """Delete what `move` moved, at idle priority. Ended half way, it goes on at the next call."""

@@ -325,16 +325,13 @@ def _wants_room(entry):
 
 def _refuse_under_newer(runner, entry):
     """Refuse to undo what another run has changed again since: its own undo would bring back too much."""
-    for other in runner.records.others():
-        other.log.refresh()
-        for newer in other.log.entries.values():
-            same = newer.change["key"] == entry.change["key"]
-            if same and newer.at > entry.at and newer.undone is None:
-                raise Refusal(
-                    "blocked",
-                    "run %s did this here again, later: %s" % (other.run, newer.change["summary"]),
-                    "fleetfix rollback %s comes first" % other.run,
-                )
+    run, summary = runner.records.done_again(entry)
+    if run is not None:
+        raise Refusal(
+            "blocked",
+            "run %s did this here again, later: %s" % (run, summary),
+            "fleetfix rollback %s comes first" % run,
+        )
 
 
 def _undone(runner, id, answer):

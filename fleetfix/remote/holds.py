@@ -255,6 +255,19 @@ def _copy_in(place, fd, entry, fresh):
     place.set_file(fresh, entry["mode"], entry["mtime"])
 
 
+def gone(held, manifest):
+    """What of a hold is not there any more, in one line, or None."""
+    try:
+        names = set(os.listdir(held["folder"]))
+    except OSError:
+        return "the hold %s is gone: it was dropped, or removed by hand" % held["folder"]
+    files = [entry for entry in manifest["entries"] if entry["kind"] == "file"]
+    missing = [entry["path"] for entry in files if entry["name"] not in names]
+    if not missing:
+        return None
+    return "%d files of the hold %s are gone, %s first" % (len(missing), held["folder"], missing[0])
+
+
 # -- letting go -------------------------------------------------------------------------------------
 
 

@@ -101,6 +101,17 @@ class Records:
         home = os.path.dirname(place)
         return [Records(home, name) for name in sorted(os.listdir(place)) if name != self.run]
 
+    def done_again(self, entry):
+        """(run, summary) of what another run has changed again since, or (None, ""): to undo this would
+        bring back too much."""
+        for other in self.others():
+            other.log.refresh()
+            for newer in other.log.entries.values():
+                same = newer.change["key"] == entry.change["key"]
+                if same and newer.at > entry.at and newer.undone is None:
+                    return other.run, newer.change["summary"]
+        return None, ""
+
     def memory(self, id):
         return os.path.join(self.folder, "undo", file_of(id, self.run))
 

@@ -189,6 +189,18 @@ def restore(ctx):
     return _bring_back(ctx, entries["jobs"])
 
 
+def _lacks(ctx, committed):
+    """A capture is dropped when its jobs run again, and when the run ended well: else it is missed."""
+    if committed or capture.of_step(ctx, ctx.step) is not None or jobs.records(ctx):
+        return None
+    if ctx.recall("signalled") is None:
+        return None
+    return "what starts the job again is gone: %s" % capture.path_of(ctx, ctx.step)
+
+
+restore.lacks = _lacks
+
+
 def _bring_back(ctx, entries):
     answer = _start_all(ctx, entries, "restore", [], True)
     fresh = [one for one in jobs.records(ctx) if one["by"] == "restore" and one["pid"] in answer["started"]]

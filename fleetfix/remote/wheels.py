@@ -367,6 +367,16 @@ def restore(ctx):
     return {"restored": count}
 
 
+def _lacks(ctx, committed):
+    held, manifest = ctx.recall("hold"), ctx.recall("manifest")
+    if held is None or manifest is None or ctx.recall("undone"):
+        return None
+    return holds.gone(held, manifest)
+
+
+restore.lacks = _lacks
+
+
 @write
 def settle(ctx, keep=7 * 24 * 3600.0):
     """Let a hold go after `keep` seconds: at once for 0, else at a later repair on this host."""

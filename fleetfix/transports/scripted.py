@@ -115,6 +115,8 @@ class ScriptedHost:
         """What its ledger keeps of the controller's journal, by run, as runs end here."""
         """(run, outcome) of each `end`."""
         self.said: list[tuple[str, str]] = []
+        self.gone: dict[str, str] = {}
+        """What the undo of a step needs and is not there any more, by step id."""
         self.disabled: str | None = None
         self.clock = 1_760_000_000.0
         """The host's clock; moves only when a test moves it."""

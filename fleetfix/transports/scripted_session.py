@@ -92,6 +92,13 @@ class ScriptedSession:
         self._check_line()
         return tuple(_past(one) for one in self._host.changes_of(self._purpose.run))
 
+    async def lacking(self) -> tuple[str, ...]:
+        await self._whole_line()
+        self._check_line()
+        left = [one for one in self._host.changes_of(self._purpose.run) if one.state != "undone"]
+        gone = self._host.gone
+        return tuple(f"{one.change.summary}: {gone[one.step]}" for one in left if one.step in gone)
+
     async def note(self, name: str, value: Json) -> None:
         await self._whole_line()
         self._check_line()

@@ -174,6 +174,24 @@ def remove(ctx, path):
 
 
 @write
+def remembering(ctx, path):
+    ctx.remember("made", path)
+
+
+@write
+def forgetting(ctx):
+    return ctx.recall("made")
+
+
+def _lacks(ctx, committed):
+    made = ctx.recall("made")
+    return None if os.path.exists(made) else f"{os.path.basename(made)} of step {ctx.step} is gone"
+
+
+forgetting.lacks = _lacks
+
+
+@write
 def failing(ctx):
     raise Refusal("command", "it does not work")
 

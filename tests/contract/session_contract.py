@@ -444,6 +444,30 @@ class HostContract(SessionPromises):
 
     # -- answers ----------------------------------------------------------------------------------
 
+    async def test_what_cannot_be_undone_any_more_is_told_before_anything_is(self, place: Place) -> None:
+        session = await place.open()
+        kept = (call("remembering", path=place.path("f")), call("append", path=place.path("f")))
+        await session.change(ONE, "mend", change(*kept, undo=(call("forgetting"),)))
+        await session.change(TWO, "s", change(call("append", path=place.path("g")), key="other"))
+        await session.close()
+        second = await place.open()
+        assert await second.lacking() == ()
+        (place.folder / "f").unlink()
+        assert await second.lacking() == ("change a file: f of step mend is gone",)
+        assert [one.state for one in await second.past()] == ["done", "done"]
+        await second.undo(ONE)
+        assert await second.lacking() == ()
+
+    async def test_what_another_run_did_again_is_lacking(self, place: Place) -> None:
+        for run in ("r1", "r2"):
+            session = await place.open(run)
+            await session.change(f"{run}/s/1/0", "s", change(call("append", path=place.path("f"))))
+            await session.end("changed", keep_claim=False, commit=True)
+            await session.close()
+        first = await place.open("r1")
+        (said,) = await first.lacking()
+        assert "fleetfix rollback r2 comes first" in said
+
     async def test_what_is_held_for_a_while_goes_when_its_time_is_over(self, place: Place) -> None:
         first = await place.open("r1")
         await first.acquire()

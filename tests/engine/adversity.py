@@ -401,8 +401,8 @@ class Adversity:
             assert state.exit == exit_code(state)
             went_back = state.count("rolled_back", "rollback_failed", "rollback_pending")
             assert not went_back or state.exit != 0, "rolled back is no success"
-        for name, host in state.hosts.items():
-            self._end_of(name, host)
+        for name in ends:  # of others another machine may know better by now
+            self._end_of(name, state.hosts[name])
         if not self.alone:
             self._job_of_all(state)
 

@@ -255,6 +255,18 @@ async def test_a_run_over_a_cohort_is_taken_back_as_one_also_from_another_machin
         assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
 
 
+@pytest.mark.parametrize("journal", [True, False], ids=["same", "elsewhere"])
+async def test_where_one_member_cannot_be_undone_any_more_none_is(journal: bool) -> None:
+    cluster = Cluster("gpu01", "gpu02", broken=("gpu01", "gpu02"))
+    _, shelf = await play(cluster.fleet, STEPS, policy=ALL_MAY_FAIL)
+    told = len(cluster.told)
+    cluster.hosts["gpu02"].gone["mend"] = "the hold is gone"
+    again = await _roll_back(cluster, shelf, journal=journal)
+    assert again.rolled_back_exit == 2
+    assert len(cluster.told) == told, "nothing was done"
+    assert cluster.jobs() == dict.fromkeys(cluster.hosts, "running")
+
+
 async def test_one_member_alone_is_not_taken_back() -> None:
     for journal in (True, False):
         cluster = Cluster("gpu01", "gpu02", broken=("gpu01", "gpu02"))

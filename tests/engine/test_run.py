@@ -820,3 +820,20 @@ async def test_a_host_that_went_back_by_another_machine_is_back_for_this_one_too
     assert (outcomes(state), state.rolled_back_exit) == ({"gpu01": "rolled_back"}, 0)
     assert state.hosts["gpu01"].changes == {}
     assert host.runs("undo") == undone
+
+
+# -- what cannot be undone any more ----------------------------------------------------------------
+
+
+async def test_a_host_on_which_not_all_can_be_undone_any_more_is_left_as_it_is() -> None:
+    fleet, shelf = Fleet({name: toy_host(a=False, b=False) for name in ("gpu01", "gpu02")}), Shelf()
+    state, _ = await play(fleet, SWITCHES, shelf=shelf)
+    fleet["gpu01"].gone["a"] = "the hold is gone"
+    state = await go_back(fleet, shelf, state)
+    assert outcomes(state) == {"gpu01": "changed", "gpu02": "rolled_back"}
+    assert (fleet["gpu01"].world, fleet["gpu01"].runs("undo")) == ({"a": True, "b": True}, [])
+    assert "left as it is: cannot be undone any more: turn a on: the hold is gone" in [
+        event.text for event in shelf.of("host_said") if event.host == "gpu01"
+    ]
+    assert (state.rolled_back_exit, state.tripped) == (2, None)
+    assert fleet["gpu01"].claims == {}
