@@ -9,7 +9,7 @@ import re
 import stat
 import time
 
-from fleetfix.remote import elf, environments, jobs, mounts, users
+from fleetfix.remote import elf, environments, jobs, mounts, plain, users
 from fleetfix.remote.api import PATH, read, user_environment, user_home, user_name
 
 SECONDS = 12.0  # one cache is walked for at most this long …
@@ -318,11 +318,7 @@ def _as_regex(pattern):
 
 
 def _text_of(path):
-    try:
-        with open(path, "rb") as file:
-            return file.read(1 << 20)
-    except OSError:
-        return b""
+    return plain.text(path, 1 << 20) or b""
 
 
 def _locks_by_presence(site):

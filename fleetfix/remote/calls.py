@@ -15,6 +15,7 @@ import time
 from fleetfix.remote.api import Ran, Refusal, be_subreaper, end_below, end_tree, name_of, refusal_of
 
 LARGEST = 64 * 1024  # bytes of a value
+DEEPEST = 48  # levels of a value
 SAYS = 20  # lines a second that a call may tell the operator
 SLACK = 0.5  # seconds that a function has, after its deadline, to answer by itself
 FOLLOWERS = ("read", "command")  # kinds of children that end with the runner, whatever ends it
@@ -167,7 +168,12 @@ def _fields(name, value):
         if value.exit is None:
             answer["failure"] = late(name, value.seconds, value.stuck)
         return answer
-    size = len(json.dumps(value))
+    try:
+        size = len(json.dumps(value, allow_nan=False))
+    except (ValueError, RecursionError):
+        size = -1
+    if size < 0 or _deeper(value, DEEPEST):
+        return failed("bug", "%s answered with what cannot be carried" % name)
     if size > LARGEST:
         return failed("bug", "%s answered with %d bytes; at most %d are carried" % (name, size, LARGEST))
     return {"exit": 0, "value": value}
@@ -189,6 +195,20 @@ def ended_as_asked(stuck):
 
 
 STUCK = "it waits in the kernel, for a device or a file server, and ends only with that, or with a reboot"
+
+
+def _deeper(value, levels):
+    """Whether a value has more levels: it may come from a process of a user that was asked."""
+    level = [value] if isinstance(value, (dict, list, tuple)) else []
+    while level and levels:
+        levels -= 1
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, (dict, list, tuple))
+        ]
+    return bool(level)
 
 
 def failure(kind, message, hint=""):

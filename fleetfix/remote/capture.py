@@ -11,7 +11,7 @@ import re
 import resource
 import stat
 
-from fleetfix.remote import masking, procs, spans
+from fleetfix.remote import masking, plain, procs, spans
 from fleetfix.remote.api import Refusal, alive, write_durably
 
 LIMITS = {
@@ -305,13 +305,11 @@ def _behind(pipe):
 def read_log(path, offset=0, most=TAIL, tail=True):
     """Up to `most` bytes of a log from `offset` (its end with `tail`) as lines; [] when unreadable."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = plain.file(path)
     except OSError:
         return []
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return []
+    with file:
+        status = os.fstat(file.fileno())
         start = offset if status.st_size >= offset else 0
         file.seek(max(start, status.st_size - most) if tail else start)
         text = file.read(most).decode("utf-8", "replace")

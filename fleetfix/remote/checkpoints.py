@@ -12,7 +12,7 @@ import re
 import stat
 import time
 
-from fleetfix.remote import capture, jobs, procs
+from fleetfix.remote import capture, jobs, plain, procs
 from fleetfix.remote.api import Refusal, alive, descendants, read, user_home
 
 PROCESSES = 16  # of a job, whose options are looked at
@@ -127,17 +127,7 @@ def _saves(key, value, cwd, walk):
 
 
 def _text_of(path):
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        regular = stat.S_ISREG(os.fstat(fd).st_mode)
-        return os.read(fd, CONFIG).decode("utf-8", "replace") if regular else ""
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
+    return (plain.text(path, CONFIG) or b"").decode("utf-8", "replace")
 
 
 def _pairs(text):

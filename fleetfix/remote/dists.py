@@ -14,11 +14,12 @@ import re
 import stat
 import zipfile
 
-from fleetfix.remote import elf
+from fleetfix.remote import elf, plain
 
 LARGEST_TEXT = 64 << 20  # bytes of a RECORD or METADATA that are read at most
 ELF_FILES = 24  # shared objects of one package whose needs are read, largest first
 
+INSTALLER = re.compile(rb"\s*([A-Za-z0-9._-]{1,40})\s*\Z")  # a word, lest any file be told by a link there
 CUDA_PATH = re.compile(r"(?:^|/)nvidia/cu(1[0-9])/")
 SPEAKS_OF_CUDA = re.compile(
     r"^(?:nvidia|cuda|cupy|torch|triton|nixl|nvshmem|sgl|sglang|flashinfer|mooncake)|cu(?:da)?-?1[0-9]"
@@ -55,15 +56,8 @@ def normal(name):
 
 
 def read_text(path, most=LARGEST_TEXT):
-    """The bytes of a regular file, or None: never blocks on a pipe that somebody put there."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        return file.read(most)
+    """The bytes of a regular file, or None."""
+    return plain.text(path, most)
 
 
 class Environment:
@@ -175,12 +169,10 @@ class Environment:
 def hash_file(path):
     """The SHA-256 of a regular file as hex, or None."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = plain.opened(path)
     except OSError:
         return None
     with os.fdopen(fd, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
         found = hashlib.sha256()
         while True:
             data = file.read(1 << 20)
@@ -194,7 +186,8 @@ def read_dist(prefix, site, name):
     dist = Dist(site + "/" + name, site)
     folder = os.path.join(prefix, site, name)
     _read_metadata(dist, folder, name)
-    dist.installer = (read_text(folder + "/INSTALLER", 200) or b"").decode("utf-8", "replace").strip()
+    said = INSTALLER.match(read_text(folder + "/INSTALLER", 200) or b"")
+    dist.installer = said.group(1).decode() if said else ""
     dist.requested = os.path.lexists(folder + "/REQUESTED")
     dist.direct = os.path.lexists(folder + "/direct_url.json")
     record = read_text(folder + "/RECORD")

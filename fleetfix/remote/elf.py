@@ -6,8 +6,9 @@ sglang-kernel 0.4.10 needs libcudart.so.13 (sgl-project/sglang#20953 had the met
 
 import os
 import re
-import stat
 import struct
+
+from fleetfix.remote import plain
 
 PT_LOAD, PT_DYNAMIC = 1, 2
 DT_NULL, DT_NEEDED, DT_STRTAB, DT_STRSZ = 0, 1, 5, 10
@@ -21,12 +22,10 @@ CUDA_SONAME = re.compile(r"^lib(?:cudart|nvrtc|nvrtc-builtins|cublas|cublasLt|nv
 def needed(path):
     """The names in DT_NEEDED; [] for what is no ELF shared object, is broken, or cannot be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = plain.opened(path)
     except OSError:
         return []
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return []
         return _needed(fd)
     except (OSError, struct.error, ValueError, IndexError, OverflowError):
         return []

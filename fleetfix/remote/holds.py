@@ -30,7 +30,7 @@ def place(ctx, prefix, uid):
     for parent in _candidates(ctx, prefix):
         outer = os.path.join(parent, ".fleetfix-" + tag)
         if _reaches(prefix, outer, uid):
-            return {"outer": outer, "folder": outer + "/files", "tag": tag, "uid": uid}
+            return {"outer": outer, "folder": outer + "/files", "tag": tag, "uid": uid, "of": prefix}
     raise Refusal(
         "blocked", "no place to hold the files of %s" % prefix, "make the folder above it writable"
     )
@@ -64,16 +64,29 @@ def _beside(prefix):
 
 def _reaches(prefix, outer, uid):
     """Whether a file of the environment can be linked into a new folder there; leaves nothing."""
-    sample = os.path.join(prefix, "pyvenv.cfg")
+    parent, name = os.path.split(outer)
     try:
-        os.makedirs(outer, 0o700, exist_ok=True)
+        above = _above(parent, prefix)
     except OSError:
         return False
     try:
-        if os.stat(outer).st_dev != os.stat(prefix).st_dev:
+        with tree.Tree(prefix) as source:
+            return _links(source, above, name)
+    finally:
+        os.close(above)
+
+
+def _links(source, above, name):
+    """Whether the `pyvenv.cfg` of a tree can be linked into a new folder of this name."""
+    try:
+        fd = _own_folder(above, name)
+    except (OSError, Refusal):
+        return False
+    try:
+        if os.fstat(fd).st_dev != os.fstat(source.folder("")).st_dev:
             return False
-        os.link(sample, outer + "/probe", follow_symlinks=False)
-        os.unlink(outer + "/probe")
+        os.link("pyvenv.cfg", "probe", src_dir_fd=source.folder(""), dst_dir_fd=fd, follow_symlinks=False)
+        os.unlink("probe", dir_fd=fd)
         return True
     except FileNotFoundError:
         return True
@@ -81,10 +94,44 @@ def _reaches(prefix, outer, uid):
         # Where the file system knows no hard links, the hold is a copy, beside the environment.
         return error.errno not in (errno.EXDEV, errno.EROFS, errno.EACCES)
     finally:
+        os.close(fd)
         try:
-            os.rmdir(outer)
+            os.rmdir(name, dir_fd=above)
         except OSError:
             pass
+
+
+def _above(parent, prefix):
+    """A descriptor of the folder that a hold lies in; beside an environment no link leads there.
+
+    The folders above an environment may be its owner's, who can put a link in the place of each.
+    """
+    if prefix is None or not (prefix + "/").startswith(parent.rstrip("/") + "/"):
+        os.makedirs(parent, mode=0o700, exist_ok=True)
+        return os.open(parent, tree.FOLDER)
+    fd = os.open("/", tree.FOLDER)
+    for name in parent.split("/"):
+        if name:
+            try:
+                below = os.open(name, tree.FOLDER, dir_fd=fd)
+            finally:
+                os.close(fd)
+            fd = below
+    return fd
+
+
+def _own_folder(above, name):
+    """A descriptor of a folder, made if need be, that is ours and that nobody else may enter."""
+    try:
+        os.mkdir(name, 0o700, dir_fd=above)
+    except FileExistsError:
+        pass
+    fd = os.open(name, tree.FOLDER, dir_fd=above)
+    info = os.fstat(fd)
+    if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
+        os.close(fd)
+        raise Refusal("blocked", "a folder of the hold, %s, is not ours" % name, "remove it")
+    return fd
 
 
 def opened(held):
@@ -93,15 +140,13 @@ def opened(held):
     The outer folder may stand where the owner of the tree can rename things: it is used only if it
     is ours and nobody else may enter it.
     """
+    parent, name = os.path.split(held["outer"])
+    above = _above(parent, held.get("of"))
     try:
-        os.mkdir(held["outer"], 0o700)
-    except FileExistsError:
-        pass
-    outer = os.open(held["outer"], tree.FOLDER)
+        outer = _own_folder(above, name)
+    finally:
+        os.close(above)
     try:
-        info = os.fstat(outer)
-        if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
-            raise Refusal("blocked", "%s is not ours" % held["outer"], "remove it")
         try:
             os.mkdir("files", 0o700, dir_fd=outer)
         except FileExistsError:

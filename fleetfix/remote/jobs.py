@@ -3,9 +3,8 @@
 import hashlib
 import json
 import os
-import stat
 
-from fleetfix.remote import capture, ending, launch, procs, spans, units
+from fleetfix.remote import capture, ending, launch, plain, procs, spans, units
 from fleetfix.remote.api import Refusal, all_processes, descendants, read, stat_of, user_name
 
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -95,12 +94,10 @@ def _digests(paths):
     found = []
     for path in paths:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            with plain.file(path) as file:
+                found.append(hashlib.sha256(file.read(1 << 20)).hexdigest())
         except OSError:
             continue
-        with os.fdopen(fd, "rb") as file:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                found.append(hashlib.sha256(file.read(1 << 20)).hexdigest())
     return found
 
 

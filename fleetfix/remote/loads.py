@@ -59,7 +59,7 @@ def torch(ctx, venv):
     marked = [line for line in ran.text.splitlines() if line.startswith("FLEETFIX ")]
     try:
         said = json.loads(marked[-1][9:]) if marked else None
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     return {
         "path": where["path"],

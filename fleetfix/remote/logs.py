@@ -2,9 +2,8 @@
 
 import os
 import re
-import stat
 
-from fleetfix.remote import jobs
+from fleetfix.remote import jobs, plain
 from fleetfix.remote.api import Refusal, read
 
 TAIL = 16 * 1024 * 1024  # bytes at the end of the log that are looked at
@@ -59,14 +58,11 @@ def _scan(path, offset, patterns, last):
     points = {name: [] for name, _, _ in patterns}
     matched = dict.fromkeys(points, 0)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = plain.file(path)
     except OSError as error:
         return {"none": "the log %s cannot be read: %s" % (path, error.strerror)}
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        return {"none": "the log %s is not a regular file" % path}
-    with os.fdopen(fd, "rb") as file:
+    status = os.fstat(file.fileno())
+    with file:
         # A log that is shorter than where this start began was emptied or replaced meanwhile.
         offset = offset if offset <= status.st_size else 0
         start = max(offset, status.st_size - TAIL)

@@ -2,9 +2,8 @@
 
 import os
 import re
-import stat
 
-from fleetfix.remote import ending, jobs, procs
+from fleetfix.remote import ending, jobs, plain, procs
 from fleetfix.remote.api import read
 
 CUDA_LIBRARY = re.compile(
@@ -66,12 +65,10 @@ def built(path):
     if not os.path.basename(path).startswith("libnccl.so"):
         return None
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        file = plain.file(path, follow=False)
     except OSError:
         return None
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
+    with file:
         kept = b""
         while True:
             data = file.read(CHUNK)

@@ -8,7 +8,7 @@ import os
 import stat
 import zipfile
 
-from fleetfix.remote import dists
+from fleetfix.remote import dists, plain
 
 
 class Folder:
@@ -41,7 +41,11 @@ class Wheel:
         self.paths = {}
         self.archive = None
         try:
-            self.archive = zipfile.ZipFile(path)
+            fd = plain.opened(path)
+            try:
+                self.archive = zipfile.ZipFile("/proc/self/fd/%d" % fd)
+            finally:
+                os.close(fd)
             for name, (sha, _) in dists.wheel_rows(self.archive, info).items():
                 if sha is not None:
                     self.paths[sha] = name
@@ -116,11 +120,7 @@ def size_of(path):
 
 def open_plain(path):
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = plain.file(path, follow=False)
     except OSError:
         return None
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode):
-        os.close(fd)
-        return None
-    return os.fdopen(fd, "rb"), bool(info.st_mode & 0o111)
+    return found, bool(os.fstat(found.fileno()).st_mode & 0o111)

@@ -279,7 +279,7 @@ def _start_unit(ctx, index, entry, by, guard):
     os.makedirs(folder, mode=0o700, exist_ok=True)
     launch.keep_record(folder, index, dict(record, pid=pid, start=stat[2]))
     secrets = masking.values_of(entry["environ"])
-    launch.see_it_live(launch.record_of(folder, index), ctx.remaining(launch.SETTLE), secrets)
+    launch.see_it_live(ctx, launch.record_of(folder, index), ctx.remaining(launch.SETTLE), secrets)
     return pid
 
 
@@ -351,7 +351,7 @@ def _watch(ctx, watched, seconds, guard):
 
 
 def _at_work(ctx, record, guard):
-    launch.see_it_live(record, 0.01, capture.secrets_of_run(ctx))
+    launch.see_it_live(ctx, record, 0.01, capture.secrets_of_run(ctx))
     seen, first = record.get("steps_seen"), capture.first_step(record["log"], record["offset"])
     if guard and from_zero(first, seen):
         _stop_from_zero(ctx, record, first, seen)

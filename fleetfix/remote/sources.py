@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 import zipfile
 
-from fleetfix.remote import dists, jobs, offers
+from fleetfix.remote import dists, jobs, offers, plain
 from fleetfix.remote.api import user_home
 
 FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -292,12 +292,16 @@ def _listed(folder):
         return []
 
 
+def _archive(file):
+    """The wheel that an open file is: it begins as one, lest an archive behind anything else be read."""
+    if file.read(4) != b"PK\x03\x04":
+        raise zipfile.BadZipFile("no wheel")
+    return zipfile.ZipFile(file)
+
+
 def _infos(path):
     try:
-        with open(path, "rb") as file:
-            if file.read(4) != b"PK\x03\x04":
-                return frozenset()
-        with zipfile.ZipFile(path) as archive:
+        with plain.file(path) as file, _archive(file) as archive:
             return frozenset(name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name)
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
         return frozenset()
