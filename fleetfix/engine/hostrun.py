@@ -29,6 +29,9 @@ from fleetfix.playbook import Step
 from fleetfix.session import Session
 from fleetfix.steps import kept as kept_steps
 
+ANSWERS_WITHIN = 2.0
+"""Seconds after the first interrupt in which a host may still answer what the survey asks it."""
+
 FAILED = ("failed", "unknown", "blocked")
 CHOSEN = {"rollback": "go back", "leave": "stop"}
 
@@ -81,10 +84,39 @@ class HostRun:
             if self._context.interrupts.times and not self._visit.state.started:
                 return self._ends.finish("not_started", "interrupted")
             try:
-                await survey(self._visit, self._ends)
+                async with self._cut_by_interrupt():
+                    await survey(self._visit, self._ends)
             except HostError as error:
                 self._ends.give_up(error.failure, "plan" if self._visit.connected else "connect")
         return None
+
+    @asynccontextmanager
+    async def _cut_by_interrupt(self) -> AsyncIterator[None]:
+        """End what is asked of a host soon after an interrupt, however long it would take to answer, where
+        the run has nothing in hand there: the host ends it when the session is closed."""
+        loop, stop = (
+            asyncio.get_running_loop(),
+            asyncio.ensure_future(self._context.interrupts.more_than(0)),
+        )
+        try:
+            async with asyncio.timeout(None) as time:
+
+                def cut(stopped: asyncio.Future[None]) -> None:
+                    if not stopped.cancelled() and not time.expired() and not self._visit.state.started:
+                        time.reschedule(loop.time() + ANSWERS_WITHIN)
+
+                stop.add_done_callback(cut)
+                try:
+                    yield
+                finally:
+                    stop.remove_done_callback(cut)
+        except TimeoutError:
+            if not time.expired():
+                raise
+            if self._visit.is_open:
+                self._ends.finish("not_started", "interrupted")
+        finally:
+            stop.cancel()
 
     def end_plan(self) -> None:
         """End a host of a dry run: it was planned, and so were all others."""
