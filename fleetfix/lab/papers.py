@@ -49,6 +49,8 @@ def _ssh_config(paths: Paths, plan: LabPlan, port: int) -> str:
   User root
   IdentityFile "{paths.client_key}"
   IdentitiesOnly yes
+  IdentityAgent none
+  ProxyJump none
   UserKnownHostsFile "{paths.known_hosts}"
   GlobalKnownHostsFile /dev/null
   StrictHostKeyChecking yes

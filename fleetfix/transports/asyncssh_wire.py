@@ -138,7 +138,7 @@ async def _start(
                 connection.ssh.abort()
                 await asyncio.shield(asyncio.ensure_future(connection.hang_up()))
             await asyncio.shield(asyncio.ensure_future(chain.let_go()))
-            if not isinstance(error, HostError | asyncssh.Error | OSError):
+            if not isinstance(error, (HostError, *TROUBLE)):
                 raise
             # A jump host that was cut off takes all behind it along: it is gone to once more.
             if not cut or loop.time() + AGAIN_AFTER > until:

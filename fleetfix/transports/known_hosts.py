@@ -23,7 +23,7 @@ from typing import Any
 import asyncssh
 
 DEFAULT_PORT = 22
-LOCK_SECONDS = 5.0
+LOCK_SECONDS = 1.0
 """How long another one who writes to the file is waited for; then it is written to all the same."""
 
 Known = tuple[Sequence[Any], ...]

@@ -20,6 +20,7 @@ from fleetfix.views.grouping import counted, group
 from fleetfix.views.neutral import neutral_text, one_line
 from fleetfix.views.out import Out
 from fleetfix.views.paint import PLAIN, Paint, Tone
+from fleetfix.views.reach import own_network
 from fleetfix.views.summary import MEANINGS
 
 LONGEST_LINE = 64 * 1024
@@ -252,6 +253,9 @@ def command_summary(
     for said, hosts in results.items():
         if said != "ok":
             lines += [f"{paint(_tone(said), f'{said:<12}')} {line}" for line in _folded(said, hosts)]
+    away = sum(_class_of(host) == "unreachable" for host in state.hosts.values())
+    if doubt := own_network(away, len(state.hosts)):
+        lines.append(doubt)
     counts = ", ".join(paint(_tone(said), _counted(len(hosts), said)) for said, hosts in results.items())
     took = f" · {duration(state.ended_at - state.began_at)}" if state.ended_at else ""
     told = f"{count(len(state.hosts), 'host')}: {counts}{took}"

@@ -23,6 +23,7 @@ from fleetfix.views.amounts import count, duration, rate, size
 from fleetfix.views.grouping import counted, group
 from fleetfix.views.neutral import one_line
 from fleetfix.views.paint import PLAIN, Paint
+from fleetfix.views.reach import own_network
 
 MOST = 6
 """Lines of drift, of outliers and of conditions that are shown each; the JSON has all."""
@@ -335,6 +336,9 @@ def _unseen(seen: Sequence[Seen], paint: Paint) -> Iterator[str]:
 def _unreachable(seen: Sequence[Seen], paint: Paint) -> Iterator[str]:
     failed = ((one.host, str(one.failure)) for one in seen if one.failure is not None)
     yield from _not_one_lost("not reached", failed, paint)
+    away = sum(one.failure is not None and one.failure.kind == "unreachable" for one in seen)
+    if told := own_network(away, len(seen)):
+        yield f"  {told}"
 
 
 def _not_one_lost(title: str, said: Iterable[tuple[str, str]], paint: Paint) -> Iterator[str]:

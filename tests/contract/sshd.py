@@ -33,8 +33,8 @@ PrintMotd yes
 PermitUserEnvironment no
 AcceptEnv *
 
-MaxSessions 50
 {more}
+MaxSessions 50
 MaxStartups 100
 """
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
+import os
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -467,3 +469,49 @@ async def test_an_address_of_ipv6_is_reached_by_name_in_brackets_and_through_a_j
         ) as made:
             assert len(made) == 3
         assert f"[::1]:{server.port} ssh-ed25519" in (tmp_path / "known_hosts").read_text()
+
+
+async def test_what_stands_in_the_way_of_a_connection_is_told_apart(configured: Configured) -> None:
+    config = configured(
+        "Host refused\n Port 1", "Host unknown\n HostName no-such-host.invalid", "Host bad\n Port x"
+    )
+    assert (await refused(host("refused", config))).message == "refused: connection refused"
+    assert "not known" in (await refused(host("unknown", config))).message
+    assert "Invalid Port integer value: x" in (await refused(host("bad", config))).message
+
+
+def test_a_machine_without_a_way_says_so(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace can be made here")
+    names = "10.9.8.7,10.9.8.8,10.9.8.9,"
+    done = subprocess.run(
+        [
+            "unshare",
+            "-rn",
+            sys.executable,
+            "-m",
+            "fleetfix",
+            "exec",
+            "-i",
+            names,
+            "--hosts",
+            "*",
+            "--",
+            "true",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "FLEETFIX_STATE_DIR": str(tmp_path / "state")},
+    )
+    assert done.returncode == 4
+    assert "network is unreachable" in done.stderr
+    assert "3 of 3 hosts out of reach: look at this machine's own network first" in done.stderr
+
+
+async def test_a_server_that_lets_nobody_run_a_command_says_so(tmp_path: Path) -> None:
+    with sshd.server(tmp_path, more="MaxSessions 0") as closed:
+        failure = await refused(closed.host(USER))
+    assert failure.kind == "unreachable"
+    assert "opens no session" in failure.message
+    assert "MaxSessions" in failure.hint

@@ -6,7 +6,10 @@ import asyncio
 import importlib
 import inspect
 import pkgutil
+import random
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -17,7 +20,10 @@ from fleetfix.errors import Failure, HostError
 from fleetfix.inventory import Host
 from fleetfix.session import Opening, Purpose
 from fleetfix.transports.asyncssh_wire import open_session
+from fleetfix.transports.name_lookup import dial, look_up
+from fleetfix.transports.pace import AT_ONCE, Pace
 from fleetfix.transports.ssh_failures import failure_of
+from fleetfix.transports.ssh_login import TROUBLE
 
 
 def exceptions() -> Iterator[type[Exception]]:
@@ -91,3 +97,94 @@ def test_a_slow_name_server_keeps_no_other_host_waiting(monkeypatch: pytest.Monk
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     failures = asyncio.run(all_at_once())
     assert [failure.message.partition(": ")[2] for failure in failures] == ["no such name"] * 64
+
+
+NEVER_RAISED = {
+    "PasswordChangeRequired",  # raised to clients that give passwords
+    "ChannelListenError",  # of forwarded ports
+    "BreakReceived",  # these four are what a server's process reads
+    "SignalReceived",
+    "SoftEOFReceived",
+    "TerminalSizeChanged",
+}
+
+
+@pytest.mark.parametrize("kind", list(exceptions()), ids=lambda one: one.__qualname__)
+def test_each_is_looked_for_where_a_connection_is_made(kind: type[Exception]) -> None:
+    assert issubclass(kind, TROUBLE) or kind.__name__ in NEVER_RAISED
+
+
+async def test_a_name_server_that_says_try_again_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def busy(name: str, *_: object, **__: object) -> list[object]:
+        asked.append(name)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [("found",)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", busy)
+    monkeypatch.setattr(random, "uniform", lambda *_: 0.0)
+    assert await look_up("gpu01") == [("found",)]
+    assert asked == ["gpu01"] * 3
+
+
+HANGS = """
+import asyncio, socket, threading
+from fleetfix.transports.name_lookup import look_up
+socket.getaddrinfo = lambda *_, **__: threading.Event().wait()
+async def main():
+    async with asyncio.timeout(0.1):
+        await look_up("gpu01")
+try:
+    asyncio.run(main())
+except TimeoutError:
+    print("given up")
+"""
+
+
+def test_a_name_server_that_hangs_holds_up_no_end() -> None:
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "given up\n")
+
+
+async def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_server(("127.0.0.1", 0)) as closed,
+    ):
+        there, gone = listening.getsockname(), closed.getsockname()
+        closed.close()
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in (gone, there)]
+        made = await dial(found, None, 5.0)
+        assert made.getpeername() == there
+        made.close()
+        with pytest.raises(ConnectionRefusedError):
+            await dial(found[:1], None, 5.0)
+
+
+# -- how many log in at once --------------------------------------------------------------------------
+
+
+async def test_a_server_that_drops_a_crowd_is_asked_by_fewer_and_later_by_more_again() -> None:
+    pace = Pace()
+    inside = [await pace.enter() for _ in range(AT_ONCE)]
+    waiting = [asyncio.ensure_future(pace.enter()) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not any(one.done() for one in waiting)
+    pace.dropped()
+    for place in inside[: AT_ONCE // 2]:
+        place.leave()
+        place.leave()
+    await asyncio.sleep(0)
+    assert not any(one.done() for one in waiting), "half as many are let in"
+    waiting.pop(1).cancel()
+    inside[-1].leave()
+    await asyncio.sleep(0)
+    assert [one.done() for one in waiting] == [True, False]
+    for _ in range(AT_ONCE * AT_ONCE):
+        pace.welcomed()
+    inside[-2].leave()
+    await asyncio.sleep(0)
+    assert waiting[1].done()
+    assert (await waiting[1]).is_left is False
