@@ -253,7 +253,8 @@ def command_summary(
     for said, hosts in results.items():
         if said != "ok":
             lines += [f"{paint(_tone(said), f'{said:<12}')} {line}" for line in _folded(said, hosts)]
-    away = sum(_class_of(host) == "unreachable" for host in state.hosts.values())
+    failures = [host.finished.failure for host in state.hosts.values() if host.finished is not None]
+    away = sum(failure is not None and failure.kind == "unreachable" for failure in failures)
     if doubt := own_network(away, len(state.hosts)):
         lines.append(doubt)
     counts = ", ".join(paint(_tone(said), _counted(len(hosts), said)) for said, hosts in results.items())
