@@ -74,6 +74,8 @@ class HostState:
     connected: bool = False
     away: str = ""
     """Why its connection is down now, while it is tried again."""
+    user: str = ""
+    """Whom the run is there, by the host's own word."""
     durable: bool = True
     boot_id: str = ""
     machine: str = ""
@@ -347,6 +349,7 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
             return replace(
                 host,
                 connected=True,
+                user=event.user,
                 durable=event.durable,
                 boot_id=event.boot_id,
                 machine=event.machine,

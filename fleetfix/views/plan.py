@@ -332,6 +332,9 @@ def _terms(state: RunState, started: RunStarted, order: str, paint: Paint) -> It
             "warn",
             f"{fold(lost)}: records lie where a reboot loses them; after one, what was done is unknown",
         )
+    for one in group((host.name, host.user) for host in pending if host.user not in ("", "root")):
+        # Its lease lies in that user's own folder, where no other user looks.
+        yield f"{fold(one.hosts)}: as {one_line(one.text, 40)}, which holds off that user's runs alone"
 
 
 def _changes(host: HostState) -> Iterator[ChangeShown]:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from fleetfix.remote import claims as claiming
 from fleetfix.remote import lease as leases
 from fleetfix.remote import places as placing
 from fleetfix.remote import records as recording
-from fleetfix.remote.api import Refusal, stat_of
+from fleetfix.remote.api import Refusal, stat_of, user_home
 
 PURPOSE = {
     "run": "r1",
@@ -250,3 +251,51 @@ def test_a_home_that_belongs_to_someone_else_is_not_used(tmp_path: Path) -> None
     os.makedirs(places.homes[0])
     os.chown(places.homes[0], 65534, 65534)
     assert places.prepare("r1") == places.homes[1]
+
+
+# -- root and ordinary users ---------------------------------------------------------------------------
+
+
+def as_nobody(work: Any) -> str:
+    """What a process of the user nobody says of it: nothing, or why it was refused."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            try:
+                work()
+                said = "taken"
+            except Refusal as no:
+                said = f"{no.kind}: {no.message}"
+            os.write(writer, said.encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(pid, 0)
+    with os.fdopen(reader) as told:
+        return told.read()
+
+
+def test_an_ordinary_user_is_held_off_by_root_and_holds_off_that_user_alone(dead: int) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("plays two users: run it as root")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        own = Path(str(root) + user_home(65534)) / ".local"
+        own.mkdir(parents=True)
+        (root / "run").mkdir()
+        os.chown(own, 65534, 65534)
+        mine, home = held(root)
+        assert as_nobody(lambda: held(root, "r2")).startswith("lease_held: run r1 of grace on bastion")
+        rewrite(root, home, until=0)
+        assert "lease_held" in as_nobody(lambda: held(root, "r2")), "past its time, and its runner lives"
+        mine.release()
+        assert as_nobody(lambda: held(root, "r2")) == "taken"
+        # The runner of that is gone, and its lease still counts: for that user.
+        assert "run r2" in as_nobody(lambda: held(root, "r3"))
+        again, _ = held(root, "r4")
+        again.check()
