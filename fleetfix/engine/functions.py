@@ -239,6 +239,9 @@ class WithFunctions:
     async def tell(self, id: str, token: str, word: Json) -> None:
         await self._session.tell(id, token, word)
 
+    async def lacking(self) -> tuple[str, ...]:
+        return await self._session.lacking()
+
     async def note(self, name: str, value: Json) -> None:
         await self._session.note(name, value)
 
