@@ -51,7 +51,7 @@ AHEAD = 256 * 1024
 UNSETTLED = 2
 """So many hosts may have had the password for sudo and never said whether it is right: one that hangs
 keeps no other from it, and a wrong one is not tried on a fleet."""
-NOT_AGAIN = "set the right one in FLEETFIX_BECOME_PASSWORD"
+NOT_AGAIN = "give the right one: --secret become=prompt, or FLEETFIX_BECOME_PASSWORD"
 REFUSED = Failure(kind="sudo", message="sudo refused the password", hint=NOT_AGAIN)
 PATIENCE = 60.0
 """Seconds that a change of a lost session may take on the host before the next one goes on."""

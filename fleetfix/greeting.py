@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fleetfix.errors import Failure
 from fleetfix.protocol import NOISE, TOO_OLD, Start, readable
 
-ALLOW = "allow it without (NOPASSWD), or set FLEETFIX_BECOME_PASSWORD"
+ALLOW = "allow it without (NOPASSWD), or give it: --secret become=prompt, or FLEETFIX_BECOME_PASSWORD"
 _SHELL = "look at the user's login shell and its start files: they must neither ask nor wait"
 _PYTHON = "mend it, or set the host's `python:` to the path of another one"
 

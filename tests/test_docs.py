@@ -15,6 +15,7 @@ import pytest
 from fleetfix.cli.config import Config
 from fleetfix.cli.main import app
 from fleetfix.commands import Completed
+from fleetfix.errors import FailureKind
 from fleetfix.events import Event
 from fleetfix.inventory import Host, Inventory
 from fleetfix.playbook import read
@@ -82,6 +83,14 @@ def test_the_reference_names_every_event_variable_and_key() -> None:
     for file in (ROOT / "fleetfix").rglob("*.py"):
         for variable in re.findall(r"FLEETFIX_[A-Z_]+", file.read_text()):
             assert f"`{variable}`" in page
+
+
+def test_every_class_of_failure_has_its_cause_and_its_cure() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.*) \|$", page, re.MULTILINE)
+    assert [kind for kind, _, _ in rows] == list(dict.fromkeys(kind for kind, _, _ in rows))
+    assert {kind for kind, _, _ in rows} == set(get_args(FailureKind))
+    assert all(cause and cure for _, cause, cure in rows)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
