@@ -37,13 +37,26 @@ def _wait(ctx, asked):
     token = "%d-%d" % (os.getpid(), time.time_ns())
     path = os.path.join(ctx.memory, SIGN)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    os.pwrite(fd, json.dumps({"token": token, "asked": asked}).encode(), 0)
-    word = _word(ctx.memory, token)
-    heard, seen = time.monotonic(), os.fstat(fd).st_mtime_ns
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        os.pwrite(fd, json.dumps({"token": token, "asked": asked}).encode(), 0)
+        said = _heard(_word(ctx.memory, token), fd)
+    finally:
+        os.close(fd)
+    if said.get("gone"):
+        _end_in_doubt()
+    if said.get("failure"):
+        raise Refusal(*(str(said["failure"].get(name, "")) for name in ("kind", "message", "hint")))
+    streams = [str(said.get(name, "")).encode() for name in ("stdout", "stderr")]
+    return Ran(int(said["exit"]), streams[0], streams[1], bool(said.get("cut")))
+
+
+def _heard(word, sign):
+    """The controller's word, once it has come."""
+    heard, seen = time.monotonic(), os.fstat(sign).st_mtime_ns
     while not os.path.exists(word):
         time.sleep(0.05)
-        stamp = os.fstat(fd).st_mtime_ns
+        stamp = os.fstat(sign).st_mtime_ns
         if stamp != seen:
             heard, seen = time.monotonic(), stamp
         elif time.monotonic() - heard > PATIENCE:
@@ -51,12 +64,7 @@ def _wait(ctx, asked):
     with open(word, "rb") as file:
         said = json.loads(file.read())
     os.unlink(word)
-    if said.get("gone"):
-        _end_in_doubt()
-    if said.get("failure"):
-        raise Refusal(*(str(said["failure"].get(name, "")) for name in ("kind", "message", "hint")))
-    streams = [str(said.get(name, "")).encode() for name in ("stdout", "stderr")]
-    return Ran(int(said["exit"]), streams[0], streams[1], bool(said.get("cut")))
+    return said
 
 
 def _end_in_doubt():

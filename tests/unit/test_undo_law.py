@@ -8,10 +8,12 @@ back as it was; to undo once more changes nothing; and to make the change anew r
 from __future__ import annotations
 
 import importlib
+import json
 import mmap
 import os
 import shutil
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,14 +27,15 @@ from fleetfix.actions import KINDS, named
 from fleetfix.actions.command import Command
 from fleetfix.actions.compile_caches import CompileCaches
 from fleetfix.actions.cuda_wheels import CudaWheels
+from fleetfix.actions.fabric import Fabric
 from fleetfix.actions.gpu_processes import GpuProcesses
 from fleetfix.actions.job import Job
 from fleetfix.actions.shell import Shell
 from fleetfix.actions.wheel_parts import WheelParts
 from fleetfix.commands import Call, Change, Completed, Read
 from fleetfix.errors import Failure
-from fleetfix.remote import ending, environments, jobs, launch, relaunch, sources
-from fleetfix.remote.api import Context, Ran, Refusal
+from fleetfix.remote import ending, environments, fabfile, jobs, launch, relaunch, sources
+from fleetfix.remote.api import Context, Ran, Refusal, write_durably
 from tests.unit.gpu_host import GpuHost
 from tests.wheelhouse import CLEAN, OTHER, UV, Venv, house, snapshot
 
@@ -185,6 +188,49 @@ class Script(World):
         return snapshot(self.folder)
 
 
+class Function(World):
+    """What a function of an author's fabfile makes; a thread stands for the controller that calls it."""
+
+    def __init__(self, home: Path, tmp: Path) -> None:
+        super().__init__(home)
+        self.folder = tmp / "place"
+        self.folder.mkdir()
+        (self.folder / "switch").write_text("off")
+        words = {"file": "/fabfile.py", "sha256": "0" * 64, "do": "on", "check": "is_on", "undo": "off"}
+        self.action = Fabric.model_validate(words)
+        self._answered: set[str] = set()
+
+    def state(self) -> Any:
+        return snapshot(self.folder)
+
+    def make(self, calls: tuple[Call, ...], id: str, tick: Callable[[], None] = lambda: None) -> None:
+        over = threading.Event()
+        memory = self.context(id).memory
+        caller = threading.Thread(target=self._call, args=(Path(str(memory)), over), daemon=True)
+        caller.start()
+        super().make(calls, id, tick)
+        over.set()
+        caller.join()
+
+    def _call(self, memory: Path, over: threading.Event) -> None:
+        while not over.wait(0.01):
+            try:
+                waits = json.loads((memory / fabfile.SIGN).read_text())
+            except (OSError, ValueError):
+                continue
+            token = waits["token"]
+            if token in self._answered or not token.startswith(f"{os.getpid()}-"):
+                continue
+            self._answered.add(token)
+            fd = os.open(self.folder / "switch", os.O_WRONLY | os.O_TRUNC)
+            os.write(fd, waits["asked"]["function"].encode())
+            os.close(fd)
+            write_durably(str(memory / f"word-{token}.json"), json.dumps({"exit": 0}).encode())
+
+    def _answer(self, read: Read) -> Completed:
+        return Completed(value=(self.folder / "switch").read_text() == "on")
+
+
 class Training(World):
     """A host that trains: a job that has its environment mapped and a GPU open."""
 
@@ -267,6 +313,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             return made if kind == "wheel_parts" else made.staged()
         case "compile_caches":
             return Caches(home, tmp_path)
+        case "fabric":
+            return Function(home, tmp_path)
         case _:
             return Script(home, tmp_path, kind)
 
@@ -280,6 +328,7 @@ ROWS = (
     "compile_caches",
     "shell",
     "command",
+    "fabric",
 )
 
 
