@@ -66,22 +66,30 @@ def jump_hosts(hosts: Iterable[Host]) -> dict[str, tuple[str, ...]]:
     """
     has_any: dict[str | None, bool] = {}
     found: dict[str, tuple[str, ...]] = {}
+    read: dict[tuple[object, ...], Settings] = {}
     with contextlib.suppress(asyncssh.ConfigParseError, OSError):
         for host in hosts:
             if host.ssh_config not in has_any:
                 has_any[host.ssh_config] = mentions(
                     host.ssh_config, frozenset(("proxyjump", "proxycommand"))
                 )
-            if has_any[host.ssh_config] and (jumps := jump_hosts_of(host)):
+            if has_any[host.ssh_config] and (jumps := jump_hosts_of(host, read)):
                 found[host.name] = jumps
     return found
 
 
-def jump_hosts_of(host: Host) -> tuple[str, ...]:
-    """The names and addresses of the jump hosts on the way to a host, without a look at the network."""
+def jump_hosts_of(host: Host, read: dict[tuple[object, ...], Settings] | None = None) -> tuple[str, ...]:
+    """The names and addresses of the jump hosts on the way to a host, without a look at the network.
+
+    `read` keeps what was read of each: the hosts of a fleet have theirs in common.
+    """
+    known = {} if read is None else read
 
     async def ask(name: str, port: int | None, user: str | None) -> Settings:
-        return resolve_now(name, port, user, host.ssh_config)
+        key = (name, port, user, host.ssh_config)
+        if key not in known:
+            known[key] = resolve_now(name, port, user, host.ssh_config)
+        return known[key]
 
     via = None if host.via is None else _listed(host.via)
     way = _way(host.address, host.port, host.user, via, ask, ())

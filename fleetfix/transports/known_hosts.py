@@ -99,12 +99,17 @@ class _Index:
     exact: dict[str, list[str]]
     hashed: list[tuple[bytes, bytes, str]]
     patterns: list[str]
+    hashed_of: dict[str, list[str]]
+    """What was found among the hashed lines: to look takes long, and each host is looked for twice."""
 
     def lines_of(self, name: str) -> list[str]:
         """The lines for exactly this name, patterns left out."""
-        own = name.encode()
-        found = [line for salt, digest, line in self.hashed if hmac.digest(salt, own, "sha1") == digest]
-        return self.exact.get(name, []) + found
+        if name not in self.hashed_of:
+            own = name.encode()
+            self.hashed_of[name] = [
+                line for salt, digest, line in self.hashed if hmac.digest(salt, own, "sha1") == digest
+            ]
+        return self.exact.get(name, []) + self.hashed_of[name]
 
 
 def _look_up(file: Path, host: str, address: str, port: int | None) -> Known:
@@ -140,7 +145,7 @@ def _read(file: Path, changed: int, size: int) -> _Index | None:
         text = file.read_text("utf-8", "replace")
     except OSError:
         return None
-    index = _Index({}, [], [])
+    index = _Index({}, [], [], {})
     for line in text.splitlines():
         words = line.split(None, 3)
         if len(words) < 3 or words[0].startswith("#"):

@@ -166,6 +166,43 @@ class _Line:
     args: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Block:
+    """A `Host` or `Match` line and what it holds for; the first block of a file has none."""
+
+    head: _Line | None
+    lines: tuple[_Line, ...]
+
+    @functools.cached_property
+    def patterns(self) -> WildcardPatternList:
+        """What its `Host` line matches."""
+        return WildcardPatternList(",".join(self.head.args if self.head is not None else ()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of a `Host` line without any pattern."""
+        if (
+            self.head is None
+            or self.head.word != "host"
+            or any(set(arg) & set("*?!,") for arg in self.head.args)
+        ):
+            return ()
+        return self.head.args
+
+
+@dataclass(frozen=True)
+class _Text:
+    """One file taken apart. A fleet has thousands of blocks for one name each: those are found by it."""
+
+    blocks: tuple[_Block, ...]
+    by_name: dict[str, list[int]]
+    others: tuple[int, ...]
+
+    def worth_a_look(self, name: str) -> list[_Block]:
+        """The blocks that may hold for a host of this name, in their order."""
+        return [self.blocks[place] for place in sorted((*self.by_name.get(name, ()), *self.others))]
+
+
 def _files(own: str | None) -> tuple[_File, ...]:
     """The files for a host, in the order in which the first value wins."""
     users = _File(Path("~/.ssh/config").expanduser(), found=True)
@@ -174,25 +211,40 @@ def _files(own: str | None) -> tuple[_File, ...]:
     return tuple(file for file in (first, second) if str(file.path) == own or file.path.is_file())
 
 
-def _lines(file: _File) -> tuple[_Line, ...]:
-    """The lines of one file, taken apart; read again only when it has changed."""
+def _text(file: _File) -> _Text:
+    """One file, taken apart; read again only when it has changed."""
     try:
         there = file.path.stat()
     except OSError as error:
         raise ConfigParseError(f"{file.path}: {(error.strerror or str(error)).lower()}") from None
     if file.found and (reason := distrust(file.path)):
         raise ConfigParseError(f"{file.path} is not used: {reason}")
-    return _read_lines(file.path, there.st_mtime_ns, there.st_size)
+    return _read_text(file.path, there.st_mtime_ns, there.st_size)
 
 
 @functools.lru_cache(maxsize=256)
-def _read_lines(path: Path, changed: int, size: int) -> tuple[_Line, ...]:
+def _read_text(path: Path, changed: int, size: int) -> _Text:
     del changed, size
     try:
         text = path.read_text("utf-8", "replace")
     except OSError as error:
         raise ConfigParseError(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    return tuple(_taken_apart(path, number, line) for number, line in _with_words(text))
+    heads: list[_Line | None] = [None]
+    lines: list[list[_Line]] = [[]]
+    for number, line in _with_words(text):
+        taken = _taken_apart(path, number, line)
+        if taken.word in ("host", "match"):
+            heads.append(taken)
+            lines.append([])
+        else:
+            lines[-1].append(taken)
+    blocks = tuple(_Block(head, tuple(inside)) for head, inside in zip(heads, lines, strict=True))
+    by_name: dict[str, list[int]] = {}
+    for place, block in enumerate(blocks):
+        for name in dict.fromkeys(block.names):
+            by_name.setdefault(name, []).append(place)
+    others = tuple(place for place, block in enumerate(blocks) if not block.names)
+    return _Text(blocks, by_name, others)
 
 
 def _with_words(text: str) -> list[tuple[int, str]]:
@@ -233,11 +285,12 @@ def _included(file: _File, line: _Line) -> list[_File]:
 
 
 def _all_lines(file: _File, depth: int = 0) -> list[_Line]:
-    found = []
-    for line in _lines(file):
-        found.append(line)
-        if line.word == "include" and depth < DEEPEST:
-            found += [inner for one in _included(file, line) for inner in _all_lines(one, depth + 1)]
+    found: list[_Line] = []
+    for block in _text(file).blocks:
+        found += [block.head, *block.lines] if block.head is not None else block.lines
+        for line in block.lines:
+            if line.word == "include" and depth < DEEPEST:
+                found += [inner for one in _included(file, line) for inner in _all_lines(one, depth + 1)]
     return found
 
 
@@ -332,28 +385,28 @@ class _Config(SSHClientConfig):
 
     def take(self, file: _File) -> None:
         """Take in one file; blocks of `Host` and `Match` end with it."""
-        self._matching = True
         self._tokens = {"%": "%"}
         self._take(file, 0)
 
     def _take(self, file: _File, depth: int) -> None:
         if depth > DEEPEST:
             raise ConfigParseError(f"{file.path}: Include goes deeper than {DEEPEST} levels")
-        for line in _lines(file):
-            self._path, self._line_no = file.path, line.number
-            args = list(line.args)
-            if line.word == "host":
-                self._matching = WildcardPatternList(",".join(args)).matches(self._orig_host)
-            elif line.word == "match":
-                self._matching = self._all_hold(args)
-            elif not self._matching:
-                continue
-            elif line.word == "include":
-                for one in _included(file, line):
-                    self._take(one, depth + 1)
-                    self._matching = True  # blocks of an included file end with it, too
-            elif line.word in self._handlers:
-                self._say(line.word, args)
+        for block in _text(file).worth_a_look(self._orig_host):
+            head = block.head
+            if head is None:
+                holds = True
+            elif head.word == "host":
+                holds = bool(block.patterns.matches(self._orig_host))
+            else:
+                self._path, self._line_no = file.path, head.number
+                holds = self._all_hold(list(head.args))
+            for line in block.lines if holds else ():
+                self._path, self._line_no = file.path, line.number
+                if line.word == "include":
+                    for one in _included(file, line):
+                        self._take(one, depth + 1)
+                elif line.word in self._handlers:
+                    self._say(line.word, list(line.args))
 
     def _say(self, word: str, args: list[str]) -> None:
         option, handler = self._handlers[word]
