@@ -19,6 +19,8 @@ MOST = 64 * 1024 * 1024
 """Bytes of an answer: some kilobytes for each of ten thousand hosts."""
 _MOST_ERRORS = 64 * 1024
 _READ = 65536
+_ENDS_WITHIN = 5.0
+"""Seconds after KILL that the end of a program is waited for."""
 
 
 def found(name: str, env: Mapping[str, str] = os.environ) -> str | None:
@@ -62,7 +64,8 @@ def answer(
     except BaseException:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # one that waits in the kernel ends only with that
+            process.wait(_ENDS_WITHIN)
         raise
     finally:
         for pipe in (process.stdout, process.stderr):

@@ -22,6 +22,7 @@ LONGEST = 240 * 1024  # … and the longest such record
 NAME = re.compile(r"[A-Za-z0-9_@=:,+][A-Za-z0-9._@=:,+-]*\Z")
 BALLAST = 1024 * 1024  # bytes that are freed when the disk is full and something has to be undone
 SPARE_FILES = 32  # … and inodes
+LOOKED_AT = 5.0  # seconds that a lock is waited for which others only look at
 KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 
 
@@ -395,7 +396,16 @@ def _refused(path, kind):
 
 
 def hold_shared(path):
-    """Hold a lock together with others, until the descriptor and its copies are closed."""
+    """Hold a lock together with others, until the descriptor and its copies are closed. Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    return fd
+    until = time.monotonic() + LOOKED_AT
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return fd
+        except OSError as error:
+            # Who looks whether it is held has it for a moment, or for good where it was stopped just then.
+            if time.monotonic() > until:
+                os.close(fd)
+                raise OSError(error.errno, "another process keeps it locked", path) from None
+        time.sleep(0.01)
