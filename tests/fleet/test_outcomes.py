@@ -164,7 +164,7 @@ CASES = (
     Case("pending", "planned", "gpu02", "", 0),
     Case("skipped", "checked", "gpu01", "no step of this playbook is for this host", 2),
     Case("blocked", "mixed", "gpu03", "this is a node of Kubernetes: drain it first", 2),
-    Case("busy", "mixed", "gpu04", "writes here now", 2),
+    Case("busy", "mixed", "gpu04", "writes to this host", 2),
     Case("unfinished", "mixed", "gpu05", "is unfinished here", 2),
     Case("unreachable", "dead", "gpu06", "connection refused", 4),
     Case("failed", "checked", "gpu07", "libcudnn.so.9", 2),
