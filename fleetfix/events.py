@@ -7,7 +7,7 @@ of an older version would misread a record.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -15,7 +15,9 @@ from fleetfix.action import Measurement
 from fleetfix.commands import Json, Risk, Value
 from fleetfix.errors import Failure
 from fleetfix.policy import Policy
-from fleetfix.redaction import Mask
+
+if TYPE_CHECKING:
+    from fleetfix.redaction import Mask
 
 VERSION = 1
 

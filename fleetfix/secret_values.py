@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from fleetfix.redaction import Mask
+if TYPE_CHECKING:
+    from fleetfix.redaction import Mask
 
 BECOME = "become"
 """The password for sudo, among the secrets of a command; no playbook may use it."""
@@ -71,5 +73,7 @@ def forget() -> None:
 
 def _look_for_them() -> None:
     global _mask
+    from fleetfix.redaction import Mask  # not before there is a secret: --help has none
+
     values = [*_values.values(), *([_become] if _become is not None else [])]
     _mask = Mask(values)

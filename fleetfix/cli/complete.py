@@ -159,6 +159,18 @@ def settings(context: typer.Context, incomplete: str) -> list[str]:
     return known(incomplete)
 
 
+def secrets(context: typer.Context, incomplete: str) -> list[str]:
+    """The secrets of the playbook that the line names, and the password for sudo."""
+    from fleetfix.playbook import load
+
+    @_offers
+    def known(_: str) -> Iterable[str]:
+        named = context.params.get("playbook")
+        return [f"{name}=" for name in (*(load(str(named)).secrets if named else ()), "become")]
+
+    return known(incomplete)
+
+
 @_offers
 def faults(incomplete: str) -> Iterable[str]:
     """The faults that the lab can make."""

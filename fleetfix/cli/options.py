@@ -71,6 +71,7 @@ Secrets = Annotated[
         metavar="NAME=SOURCE",
         help="Where a secret comes from: env:VARIABLE, file:PATH, cmd:COMMAND, keyring:SERVICE/USER or "
         "prompt; repeat it. `become` is the password for sudo.",
+        autocompletion=complete.secrets,
     ),
 ]
 Forks = Annotated[

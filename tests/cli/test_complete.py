@@ -38,6 +38,7 @@ def offered(line: str, **environ: str) -> list[str]:
         ("fleetfix plan lamps.yaml -l gpu01,@f", ["gpu01,@front"]),
         ("fleetfix hosts gpu0", ["gpu01", "gpu02", "gpu03", "gpu04"]),
         ("fleetfix run lamps.yaml --set ", ["second="]),
+        ("fleetfix run lamps.yaml --secret ", ["become="]),
         ("fleetfix run lamps.yaml -i hos", ["hosts.yaml"]),
         ("fleetfix run lamps.yaml -i la", ["lab", "lamps.yaml"]),
         ("fleetfix run lamps.yaml -i ssh", ["ssh-config:"]),
