@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 
 from fleetfix.action import Check
@@ -12,7 +12,7 @@ from fleetfix.engine.outcomes import Phase, outcome_of
 from fleetfix.engine.phases import StepEnd
 from fleetfix.engine.rollback import WentBack, and_back, undo_all, verify_as_before
 from fleetfix.engine.visit import Visit
-from fleetfix.errors import Failure, HostError
+from fleetfix.errors import Failure, FailureKind, HostError
 from fleetfix.events import HostFinished, HostLost, Outcome, RollbackFinished, RollbackStarted
 from fleetfix.playbook import Step
 
@@ -132,21 +132,28 @@ class Ends:
     async def cancelled(self) -> None:
         """End what runs on the host, and say what is left open there."""
         visit = self.visit
-        stuck: tuple[str, ...] = ()
+        stuck: tuple[str, ...] = (SILENT,) if visit.connected else ()
         if visit.connected:
-            try:
+            with suppress(HostError, TimeoutError):
                 async with asyncio.timeout(CANCEL_SECONDS):
                     stuck = await visit.line.session.cancel()
                     await visit.see_whether_the_job_runs()
                     await self._end_session("cancelled", commit=False, keep_claim=bool(visit.state.changes))
-            except (HostError, TimeoutError):
-                stuck = (SILENT,)
-        reason = f"cannot be ended: {', '.join(stuck)}" if stuck else ""
-        ended = stuck and stuck != (SILENT,)
-        failure = Failure(kind="hung" if ended else "cancelled", message=reason or "ended by the operator")
         if visit.is_open:
-            self.finish("cancelled", reason, failure)
+            self._finish_cancelled(stuck)
         await visit.close()
+
+    def _finish_cancelled(self, stuck: tuple[str, ...]) -> None:
+        """Say the final word of a host that the operator cut short; `stuck` is what could not be ended."""
+        reason, first = (
+            f"cannot be ended: {', '.join(stuck)}" if stuck else "",
+            self.visit.state.first_failure,
+        )
+        said = reason or "ended by the operator"
+        if self.visit.state.going_back and first is not None:
+            return self.finish("cancelled", f"{first.message}; {said} while it went back", first)
+        kind: FailureKind = "hung" if stuck and stuck != (SILENT,) else "cancelled"
+        return self.finish("cancelled", reason, Failure(kind=kind, message=said))
 
     def not_begun(self, failure: Failure, step: str) -> None:
         """The survey found why nothing may be done; what the run had done here before stays as it is."""

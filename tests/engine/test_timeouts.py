@@ -9,6 +9,7 @@ import pytest
 
 from fleetfix.engine import hostrun
 from fleetfix.engine.context import Interrupts
+from fleetfix.errors import Failure, HostError
 from fleetfix.policy import Policy, Share
 from fleetfix.transports.scripted import Fleet, ScriptedHost
 from tests.engine.toys import Shelf, Switch, play, step, toy_host
@@ -103,3 +104,25 @@ async def test_an_interrupt_does_not_wait_for_a_host_that_hangs_in_the_survey(
     assert {name: host.outcome for name, host in state.hosts.items()} == dict.fromkeys(fleet, "not_started")
     assert state.exit == 130
     assert_nothing_runs(shelf)
+
+
+async def test_a_way_back_that_the_operator_cuts_short_keeps_what_had_gone_wrong_first() -> None:
+    interrupts, host = Interrupts(), toy_host(a=False, b=False)
+
+    async def set_(args: dict[str, Any], world: dict[str, Any]) -> None:
+        if args["name"] == "b":
+            raise HostError(Failure(kind="no_space", message="no space left on /var"))
+        if not args["to"]:
+            interrupts.interrupt("SIGINT")
+            interrupts.interrupt("SIGINT")
+            await asyncio.Event().wait()
+        world["a"] = True
+
+    host.on("toy.set", set_)
+    state, _ = await play(Fleet({"gpu01": host}), steps(), interrupts=interrupts)
+    done = state.hosts["gpu01"].finished
+    assert done is not None
+    assert done.failure is not None
+    assert (done.outcome, done.failure.kind) == ("cancelled", "no_space")
+    assert done.reason == "no space left on /var; ended by the operator while it went back"
+    assert "turn a on" in done.open
