@@ -115,7 +115,7 @@ class Line:
         place = Place(host.address, host.port, host.user, host.key_file)
         said = settings(place, host.ssh_config)
         gateway: Any = None
-        if hops := hops_of(host.via, said):
+        if hops := hops_of(host):
             gateway = self._chain.reach(hops, host.ssh_config, self._policy, self._seconds)
         elif said.proxy_command:
             gateway = said.proxy_command

@@ -83,6 +83,12 @@ def jump_hosts_of(host: Host, read: dict[tuple[object, ...], Settings] | None = 
 
     `read` keeps what was read of each: the hosts of a fleet have theirs in common.
     """
+    way = way_now(host, read)
+    return tuple(dict.fromkeys(name for hop in way.hops[:-1] for name in (hop.name, hop.host)))
+
+
+def way_now(host: Host, read: dict[tuple[object, ...], Settings] | None = None) -> Way:
+    """The way to a host, without a look at the network. Raises ConfigParseError."""
     known = {} if read is None else read
 
     async def ask(name: str, port: int | None, user: str | None) -> Settings:
@@ -92,12 +98,12 @@ def jump_hosts_of(host: Host, read: dict[tuple[object, ...], Settings] | None = 
         return known[key]
 
     via = None if host.via is None else _listed(host.via)
-    way = _way(host.address, host.port, host.user, via, ask, ())
+    going = _way(host.address, host.port, host.user, via, ask, ())
     try:
-        way.send(None)
+        going.send(None)
     except StopIteration as done:
-        hops, _ = done.value
-        return tuple(dict.fromkeys(name for hop in hops[:-1] for name in (hop.name, hop.host)))
+        hops, names = done.value
+        return Way(tuple(hops), tuple(names))
     raise AssertionError("nothing was to be waited for")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleetfix.transports.jump_hosts import parts
+from fleetfix.inventory import Host
+from fleetfix.transports.jump_hosts import parts, way_now
 from fleetfix.transports.ssh_config import Settings, resolve_now
 
 
@@ -28,8 +29,6 @@ def settings(place: Place, ssh_config: str | None) -> Settings:
     return resolve_now(place.address, place.port, place.user, ssh_config)
 
 
-def hops_of(via: str | None, said: Settings) -> list[str]:
-    """The jump hosts on the way, the nearest first."""
-    if via is None:
-        return list(said.jumps)
-    return [] if via.lower() == "none" else [hop.strip() for hop in via.split(",")]
+def hops_of(host: Host) -> list[str]:
+    """The jump hosts on the way to a host, the nearest first, as the other wire goes."""
+    return list(way_now(host).names)

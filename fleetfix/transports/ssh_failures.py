@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Sequence
@@ -38,6 +39,9 @@ def failure_of(
     if isinstance(error, asyncssh.DisconnectError) and _TOO_MANY in str(error).lower():
         hint = "more keys are offered than it lets one try: name one by IdentityFile, with IdentitiesOnly"
         return Failure(kind="auth", message=before + _TOO_MANY, hint=hint)
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "this machine has too many files open: ulimit -n"
+        return Failure(kind="unreachable", message=before + words_of(error), hint=hint)
     for kind_of_error, kind, hint in _KINDS:
         if isinstance(error, kind_of_error):
             hint = "; ".join(dict.fromkeys(troubles)) if kind == "auth" and troubles else hint

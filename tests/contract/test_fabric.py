@@ -227,9 +227,13 @@ async def test_what_stands_in_the_way_is_unreachable_and_said(host: Host, tmp_pa
 async def test_a_jump_host_is_connected_to_once_for_all_behind_it(
     own_server: sshd.Server, host: Host
 ) -> None:
-    via = f"{getpass.getuser()}@127.0.0.1:{own_server.port}"
-    configured(own_server, f"ProxyJump {via},{via}")
-    for behind, logins in ((by_fabric(host, via=via), 4), (host, 5)):
+    user, port = getpass.getuser(), own_server.port
+    config = own_server.folder / "ssh_config"
+    plain, via = config.read_text(), f"{user}@127.0.0.1:{port}"
+    jump = f"Host jump\n  HostName 127.0.0.1\n  User {user}\n  Port {port}\n"
+    chain = f"{plain}{jump}Match originalhost 127.0.0.1\n  ProxyJump jump,jump\n"
+    for text, behind, logins in ((plain, by_fabric(host, via=via), 4), (chain, host, 5)):
+        config.write_text(text)
         before = _logins(own_server)
         sessions = await asyncio.gather(*(open_session(behind, PURPOSE) for _ in range(3)))
         assert _logins(own_server) - before == logins

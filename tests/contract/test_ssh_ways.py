@@ -174,6 +174,15 @@ async def test_chains_of_jump_hosts_are_gone_through_in_order(
     assert connections == {"127.0.0.1": 1}
 
 
+async def test_the_other_wire_goes_the_same_way(machines: sshd.Server, configured: Configured) -> None:
+    config = configured("Host gpu*\n ProxyCommand ssh -W %h:%p b2", "Host b2\n ProxyJump b1")
+    hosts = [host(name, config).model_copy(update={"transport": "fabric"}) for name in ("gpu1", "gpu2")]
+    with counted(machines) as connections:
+        async with sessions(*hosts):
+            pass
+    assert connections == {"127.0.0.2": 1, "127.0.0.3": 1, "127.0.0.1": 2}
+
+
 async def test_any_other_proxy_command_is_run_and_says_why_it_ends(configured: Configured) -> None:
     relay = (
         "import os,socket,sys,threading;s=socket.create_connection((sys.argv[1],int(sys.argv[2])));"
@@ -300,6 +309,21 @@ async def test_identities_only_offers_no_other_key_of_the_agent(
     async with logins(host("by-public-half", config)):
         pass
     assert (await refused(host("other", config))).kind == "auth"
+
+
+async def test_an_agent_with_more_keys_than_a_server_lets_one_try_is_told(
+    agent: Path, tmp_path: Path
+) -> None:
+    for number in range(3):
+        key = str(tmp_path / f"other{number}")
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+        subprocess.run(["ssh-add", "-q", key], check=True)
+    with sshd.server(tmp_path, more="MaxAuthTries 2") as strict:
+        config = tmp_path / "ssh_config"
+        config.write_text(config.read_text().replace("IdentitiesOnly yes", ""))
+        failure = await refused(strict.host(USER))
+    assert (failure.kind, failure.message) == ("auth", "gpu01: too many authentication failures")
+    assert "IdentitiesOnly" in failure.hint
 
 
 async def test_an_agent_that_hangs_is_passed_over_and_named(
