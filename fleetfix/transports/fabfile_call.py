@@ -24,9 +24,9 @@ from invoke.runners import Result
 
 from fleetfix.errors import Failure, HostError
 from fleetfix.inventory import Host
+from fleetfix.session import CONNECT_TIMEOUT
 from fleetfix.transports.fabric_connection import Line
 
-CONNECT_SECONDS = 15.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -55,7 +55,8 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     line = None
     try:
         function = _function(asked)
-        line = Line(Host.model_validate(asked["host"]), None, CONNECT_SECONDS)
+        host = Host.model_validate(asked["host"])
+        line = Line(host, None, host.connect_timeout or CONNECT_TIMEOUT)
         connection = line.open(_config(asked))
         value = function(connection, **asked["args"])
         return {"value": _plain(value)}

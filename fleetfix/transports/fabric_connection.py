@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
+import signal
+import socket
+import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
@@ -38,6 +42,7 @@ MaxSessions do that to a crowd."""
 KEEPALIVE = 15
 DROPPED = ("banner", "closed", "dropped", "negotiation failed")
 """Words of paramiko's where a server hung up before it had said who it is."""
+PROXY_ENDS_WITHIN = 1.0
 GIVEN_UP = "it was given up"
 
 for _name in ("paramiko", "fabric", "invoke"):
@@ -63,6 +68,7 @@ class Line:
         self._over = threading.Event()
         self._chain = _Chain(self._over)
         self._connection: fabric.Connection | None = None
+        self._proxy: _Proxy | None = None
 
     def open(self, config: fabric.Config | None = None) -> fabric.Connection:
         """Connect. Raises HostError; a server that drops is asked again, at random moments."""
@@ -75,10 +81,7 @@ class Line:
     def close(self) -> None:
         """Hang up, also while another thread is connecting; again it is a no-op. It may take seconds."""
         self._over.set()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            _hang_up(connection)
-        self._chain.let_go()
+        self._drop()
 
     def _patiently(self, work: Any) -> Any:
         until = time.monotonic() + self._seconds
@@ -108,6 +111,9 @@ class Line:
         connection, self._connection = self._connection, None
         if connection is not None:
             _hang_up(connection)
+        proxy, self._proxy = self._proxy, None
+        if proxy is not None:
+            proxy.close()
         self._chain.let_go()
 
     def _connect(self, config: fabric.Config | None) -> fabric.Connection:
@@ -118,8 +124,10 @@ class Line:
         if hops := hops_of(host):
             gateway = self._chain.reach(hops, host.ssh_config, self._policy, self._seconds)
         elif said.proxy_command:
-            gateway = said.proxy_command
+            self._proxy = _Proxy(said.proxy_command)
         self._connection = connection = _made(place, self._keys, said, self._seconds, gateway, config)
+        if self._proxy is not None:
+            connection.connect_kwargs["sock"] = self._proxy.socket
         if self._over.is_set():
             raise OSError(GIVEN_UP)
         _dial(connection)
@@ -130,6 +138,39 @@ class Line:
         channel = connection.transport.open_session(timeout=self._seconds)
         channel.exec_command(command)
         return channel
+
+
+class _Proxy:
+    """A command that connects to a host, as ssh's ProxyCommand: by a shell, and apart from the terminal.
+
+    Fabric's own leaves a process behind, and a ^C at the terminal ends it.
+    """
+
+    def __init__(self, command: str) -> None:
+        self.socket, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except BaseException:
+            self.socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    def close(self) -> None:
+        """End it."""
+        self.socket.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(PROXY_ENDS_WITHIN)
+                return
 
 
 def _dial(connection: fabric.Connection) -> None:

@@ -241,6 +241,18 @@ async def test_a_jump_host_is_connected_to_once_for_all_behind_it(
         await eventually(lambda: _connections_of(own_server) == [])
 
 
+async def test_a_command_connects_where_the_configuration_says_so(
+    own_server: sshd.Server, host: Host
+) -> None:
+    config = own_server.folder / "jump_config"
+    config.write_text((own_server.folder / "ssh_config").read_text())
+    there = f"ssh -q -F {config} -p {own_server.port} -W %h:%p 127.0.0.1"
+    configured(own_server, f"ProxyCommand {there} 2>'{own_server.folder}/a file'")
+    await reached(host, host_keys="strict")
+    assert (own_server.folder / "a file").exists(), "a shell reads it"
+    assert _logins(own_server) == 2
+
+
 async def test_a_crowd_that_the_server_drops_gets_in_all_the_same(tmp_path: Path) -> None:
     if (reason := sshd.why_not()) is not None:
         pytest.skip(reason)
