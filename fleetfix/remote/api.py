@@ -220,7 +220,7 @@ class Context:
         except FileNotFoundError:
             return Ran(127, b"", ("%s: not found\n" % argv[0]).encode(), False)
         except PermissionError as error:
-            return Ran(126, b"", ("%s: %s\n" % (argv[0], _not_run(argv[0], error))).encode(), False)
+            return Ran(126, b"", ("%s: %s\n" % (argv[0], not_run(argv[0], error))).encode(), False)
         return _converse(process, stdin, self.remaining(timeout), limit, self._secrets)
 
     def as_user(self, uid, function, *args, idle=False, gid=None):
@@ -240,11 +240,11 @@ class Context:
         return _in_child((lambda: (be_idle(), turn())) if idle else turn, function, args)
 
 
-def _not_run(program, error):
-    """Why a program that is there is not executed."""
+def not_run(program, error):
+    """Why a program was not executed, from the OSError that says so."""
     try:
-        noexec = os.statvfs(program).f_flag & os.ST_NOEXEC
-    except OSError:
+        noexec = error.errno == errno.EACCES and os.statvfs(program).f_flag & os.ST_NOEXEC
+    except (OSError, TypeError):
         noexec = False
     return "its file system is mounted noexec" if noexec else error.strerror
 

@@ -17,6 +17,7 @@ from fleetfix.remote.api import (
     PATH,
     all_processes,
     be_subreaper,
+    not_run,
     pack,
     stat_of,
     user_environment,
@@ -242,7 +243,9 @@ def _run(frame, own, stdin, out, err):
             start_new_session=True,
         )
     except OSError as error:
-        os.write(err, ("%s: %s\n" % (error.filename or "the command", error.strerror)).encode())
+        os.write(
+            err, ("%s: %s\n" % (error.filename or "the command", not_run(error.filename, error))).encode()
+        )
         return 127 if isinstance(error, FileNotFoundError) else 126
     finally:
         # The end of output is seen only where nobody but the command has these open.

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetfix.commands import Execute
+from fleetfix.cli import run_command
+from fleetfix.commands import HOST_PATH, Execute
 from fleetfix.session import Take
 from fleetfix.transports.scripted import Fleet
 from fleetfix.views.command import LONGEST_LINE, Gathered, Kept, Lines, Live, shown
@@ -45,6 +46,30 @@ def test_lines_come_after_their_host_each_on_its_own_stream(fleetfix: Line, talk
     assert said[2].startswith("4 hosts: 1 with exit 3, 3 ok · ")
     assert said[2].endswith(" · exit 2 (a host did not end well)")
     assert result.code == 2
+
+
+def test_a_program_that_is_not_found_says_where_it_was_looked_for(fleetfix: Line, talking: Fleet) -> None:
+    for name in talking:
+        talking[name].executes(("err", b"sh: 1: nvcc: not found\n"), exit=127)
+    with talking:
+        result = fleetfix(*ALL, "-b", "nvcc")
+    assert f"gpu[01-04] (4): not found in PATH, which is {HOST_PATH}" in " ".join(result.err.split())
+
+
+def test_who_has_not_ended_is_named_where_no_output_tells(
+    fleetfix: Line, talking: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_command, "PROGRESS_SECONDS", 0.05)
+    monkeypatch.setattr(run_command, "QUIET", 0.0)
+
+    async def slow(command: Execute, stdin: bytes, take: Take) -> int:
+        await asyncio.sleep(0.3)
+        return 0
+
+    talking["gpu02"].program = slow
+    with talking:
+        result = fleetfix(*ALL, "uptime")
+    assert "3 of 4 hosts ended; not yet: gpu02" in result.err
 
 
 def test_words_are_joined_as_ssh_does_and_later_options_are_the_commands(

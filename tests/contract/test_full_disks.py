@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from fleetfix.actions.shell import Shell
+from fleetfix.commands import Execute
 from fleetfix.engine.fleetrun import Interrupts, run_fleet
 from fleetfix.errors import HostError
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
 from fleetfix.remote import api
 from fleetfix.session import open_session
+from tests.contract.command_contract import ran
 from tests.contract.place import Place, call, change
 from tests.contract.session_contract import ONE
 from tests.engine.toys import Shelf, request, step
@@ -132,6 +134,16 @@ async def test_a_disk_that_fills_up_in_a_change_takes_the_host_back_although_it_
     assert state.exit == 3
     assert [event.ok for event in shelf.of("change_undone")] == [True, True]
     assert list(Path(place.root).rglob("claims/*.json")) == [], "nothing is left open"
+
+
+async def test_a_program_that_a_mount_forbids_to_execute_says_so(place: Place, disks: Disks) -> None:
+    tool = disks.mount("opt", "size=1m,noexec") / "tool"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    ended, heard = await ran(await place.open(), Execute(argv=(str(tool),)))
+    assert ended.exit == 126
+    assert b"mounted noexec" in heard.err
+    assert "mounted noexec" in api.Context("r1", "s", "/").command([str(tool)]).errors
 
 
 def test_what_the_system_refuses_is_said_with_what_helps() -> None:
