@@ -830,7 +830,8 @@ class Conversation:
 
     def _confide(self, contact: Contact) -> None:
         """Give the host the secrets of the run, and what it is to mask: they are in its memory alone."""
-        values = self._opening.secrets
+        given = self._opening.secrets
+        values = secret_values.held_for(self._host.name) if given is None else given
         hidden = (*values.values(), *contact.password_given)
         if needles := needles_of(hidden):
             self._teach(contact, (_REDACTION,))

@@ -315,8 +315,9 @@ class _Reader:
                 self.complain(place, f"there is no secret {reference.name!r}, {hint}")
             inside = place[within - 1] == step.kind and len(place) > within
             if not inside or place[within] not in confidential:
-                where = " and ".join(sorted(confidential)) or "nothing"
-                said = f"a secret would be shown here; {step.kind} takes secrets in {where}"
+                where = " and ".join(sorted(confidential))
+                takes = f"takes secrets in {where}" if where else "takes none"
+                said = f"a secret would be shown here; {step.kind} {takes}"
                 self.complain(place, said)
 
     def _try_step(self, step: RawStep, names: dict[str, Json]) -> None:

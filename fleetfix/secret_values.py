@@ -19,6 +19,7 @@ BECOME = "become"
 BECOME_VARIABLE = "FLEETFIX_BECOME_PASSWORD"
 
 _values: dict[str, str] = {}
+_confined: dict[str, frozenset[str]] = {}
 _become: str | None = None
 _mask: Mask | None = None
 
@@ -27,6 +28,11 @@ def hold(values: Mapping[str, str]) -> None:
     """Hold secrets, by name, for this command and its sessions."""
     _values.update(values)
     _look_for_them()
+
+
+def confine(names: Mapping[str, frozenset[str]]) -> None:
+    """Give each of these hosts only the secrets named for it."""
+    _confined.update(names)
 
 
 def hold_become_password(text: str) -> None:
@@ -44,8 +50,14 @@ def take_from_environment() -> None:
 
 
 def held() -> dict[str, str]:
-    """The values that sessions are given, by name."""
+    """The values that this process has, by name."""
     return dict(_values)
+
+
+def held_for(host: str) -> dict[str, str]:
+    """The values that a session on this host is given, by name."""
+    names = _confined.get(host, _values.keys())
+    return {name: value for name, value in _values.items() if name in names}
 
 
 def become_password() -> str | None:
@@ -68,6 +80,7 @@ def forget() -> None:
     """Hold nothing any more."""
     global _become, _mask
     _values.clear()
+    _confined.clear()
     _become = _mask = None
 
 

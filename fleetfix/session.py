@@ -17,7 +17,6 @@ from pydantic import Field, StringConstraints
 
 from fleetfix.commands import Change, Completed, Ended, Execute, Json, Read, Risk, Value
 from fleetfix.errors import Bug, Failure, HostError
-from fleetfix.secret_values import held
 
 if TYPE_CHECKING:
     from fleetfix.inventory import Host
@@ -293,8 +292,9 @@ class Opening:
     host_keys: Literal["strict", "accept_new"] | None = None
     root: str = ""
     watch: Watch | None = None
-    secrets: Mapping[str, str] = field(default_factory=held, repr=False)
-    """Values by name, for the placeholders in arguments; they are sent once, and kept in memory there."""
+    secrets: Mapping[str, str] | None = field(default=None, repr=False)
+    """Values by name, for the placeholders in arguments; they are sent once, and kept in memory there.
+    None: those that this process holds for the host."""
 
 
 Patience = Literal["usual", "more", "none"]

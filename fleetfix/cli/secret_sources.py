@@ -20,9 +20,9 @@ from fleetfix.cli import config
 from fleetfix.engine.context import Request
 from fleetfix.errors import UsageError
 from fleetfix.inventory import Host
-from fleetfix.playbook import Playbook
+from fleetfix.playbook import Playbook, Step
 from fleetfix.redaction import SHORTEST
-from fleetfix.sealed import NAME
+from fleetfix.sealed import NAME, names_in
 from fleetfix.secret_values import BECOME
 from fleetfix.spelling import hint_for
 from fleetfix.steps import kept
@@ -184,7 +184,10 @@ _READERS: dict[str, Callable[[str, str], str]] = {
 
 
 def sealed(request: Request) -> Request:
-    """The request, unless a value stands in it openly: it would go into the journal and onto the hosts."""
+    """The request, unless a value stands in it openly: it would go into the journal and onto the hosts.
+
+    From here on a host is given the secrets of those steps that count on it, and no other.
+    """
     mask = secret_values.mask()
     if mask is None:
         return request
@@ -200,4 +203,9 @@ def sealed(request: Request) -> Request:
                 f"the value of a secret stands openly in {place}",
                 hint="write ${{ secrets.NAME }} in the playbook in its place",
             )
+    secret_values.confine({host: _used_by(steps) for host, steps in request.steps.items()})
     return request
+
+
+def _used_by(steps: Iterable[Step]) -> frozenset[str]:
+    return frozenset(names_in(kept(step for step in steps if not step.elsewhere)))

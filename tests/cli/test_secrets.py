@@ -82,6 +82,21 @@ def test_a_host_is_sent_names_and_nothing_that_is_kept_or_shown_has_a_value(
     assert files_with(place, TOKEN, "quagga") == []
 
 
+def test_a_host_gets_the_secrets_of_its_own_steps_alone(
+    fleetfix: Line, fleet: Fleet, place: Path, signed_in: tuple[str, ...]
+) -> None:
+    other = PLAYBOOK.replace("  - id: in\n", "  - id: in\n    hosts: gpu01\n")
+    (place / "signed-in.yaml").write_text(
+        other + "  - id: out\n    command: {argv: [light, right], check: [lit, right], undo: [x],"
+        ' env: {TOKEN: "${{ secrets.token }}"}}\n'
+    )
+    with fleet:
+        ran = fleetfix("run", "./signed-in.yaml", "--hosts", "gpu[01-02]", *ON[2:], "--yes", *signed_in)
+    assert ran.code == 0, ran.err
+    assert set(secret_values.held_for("gpu01")) == {"token", "db_pass"}
+    assert set(secret_values.held_for("gpu02")) == {"token"}
+
+
 def test_a_way_back_takes_the_secrets_again_and_says_so_before_anything_is_undone(
     fleetfix: Line, fleet: Fleet, place: Path, signed_in: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
