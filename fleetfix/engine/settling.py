@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fleetfix.engine.context import OpenSession
+from fleetfix.engine.functions import with_functions
 from fleetfix.errors import Failure, HostError, JournalError
 from fleetfix.events import (
     HostCommitted,
@@ -69,9 +70,11 @@ class Settling:
             self.recorder.record(HostSaid(host=host.name, step=step, text=text))
 
         try:
-            session = await self.opener(host, self.purpose, progress=progress)
+            opened = await self.opener(host, self.purpose, progress=progress)
         except HostError as error:
             return error.failure
+        # A call that waits there for a controller which is gone is not waited for.
+        session = with_functions(opened, host, frozenset())
         try:
             info = session.info
             self.recorder.record(HostConnected(host=host.name, user=info.user, python=info.python))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleetfix.conversation import Conversation, Receiver
 from fleetfix.session import Opening, Purpose, Session
-from fleetfix.transports.fabric_connection import Line, failure_of
+from fleetfix.transports.fabric_connection import Line
+from fleetfix.transports.fabric_failures import failure_of
 
 if TYPE_CHECKING:
     import paramiko

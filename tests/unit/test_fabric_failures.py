@@ -15,7 +15,7 @@ import pytest
 from paramiko.auth_strategy import AuthFailure
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from fleetfix.transports.fabric_connection import failure_of
+from fleetfix.transports.fabric_failures import failure_of
 
 
 def exceptions() -> Iterator[type[Exception]]:
