@@ -398,6 +398,9 @@ def end(runner, frame):
     _own(runner)
     yield from _quiet(runner, None)
     log = runner.records.log
+    if log.lost:
+        text = "the records of this run were removed here: nothing undoes any more: %s"
+        runner.tell({"say": (text % "; ".join(log.lost))[:500], "step": ""})
     for entry in list(log.entries.values()):
         if frame["commit"] and not entry.committed and runner.records.state(entry) == "done":
             yield from _commit(runner, entry)

@@ -109,7 +109,9 @@ class Records:
             other.log.refresh()
             for newer in other.log.entries.values():
                 same = newer.change["key"] == entry.change["key"]
-                if same and newer.at > entry.at and newer.undone is None:
+                # By the epoch of the lease: the clock may have been set back between the two.
+                later = (newer.epoch, newer.at) > (entry.epoch, entry.at)
+                if same and later and newer.undone is None:
                     return other.run, newer.change["summary"]
         return None, ""
 
@@ -188,6 +190,7 @@ class Entry:
         self.id = record["id"]
         self.step = record["step"]
         self.at = record["t"]
+        self.epoch = record.get("epoch", 0)
         self.digest = record["digest"]
         self.change = record["change"]
         self.done = None

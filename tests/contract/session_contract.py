@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -498,6 +499,9 @@ class HostContract(SessionPromises):
             )
             await session.end("changed", keep_claim=False, commit=True)
             await session.close()
+        log = place.home / "runs/r2/host.jsonl"
+        # The host's clock was set back between the two.
+        log.write_text(re.sub(r'"t":[0-9.]+', '"t":1.0', log.read_text()))
         old, new = await place.open("r1"), await place.open("r2")
         await eventually_released(place, old)
         with pytest.raises(HostError) as refused:
@@ -581,6 +585,16 @@ class HostContract(SessionPromises):
             await other.acquire()
         assert refused.value.failure.kind == "unfinished"
         await session.release()
+        await other.acquire()
+
+    async def test_a_run_that_ends_well_says_that_its_records_were_removed(self, place: Place) -> None:
+        said: list[str] = []
+        session = await place.open(progress=lambda step, text: said.append(text))
+        await session.change(ONE, "s", change(call("append", path=place.path("f"))))
+        shutil.rmtree(place.home)
+        await session.end("changed", keep_claim=False, commit=True)
+        assert any("were removed here" in line and "change a file" in line for line in said)
+        other = await place.open("r2")
         await other.acquire()
 
     async def test_a_removal_while_a_change_runs_is_survived(self, place: Place) -> None:

@@ -795,3 +795,18 @@ def test_json_is_one_line_a_record_on_a_narrow_terminal_too() -> None:
     os.close(ours)
     assert [json.loads(line)["seq"] for line in lines[: len(told)]] == [record.seq for record in told]
     assert len(lines) == len(told) + 2
+
+
+def test_a_plan_says_whom_an_ordinary_users_run_holds_off() -> None:
+    users = {"gpu01": "ann", "gpu02": "ann", "gpu03": "root"}
+    changes = (ChangeShown(key="a", summary="turn a on", risk="reversible"),)
+    events: list[Event] = [stories.started("gpu[01-03]")]
+    for host, user in users.items():
+        events += [
+            HostConnected(host=host, user=user, python="3.11.2"),
+            StepPlanned(host=host, step="wheels", pending=True, changes=changes),
+            HostPlanned(host=host, pending=True),
+        ]
+    text = plan_text(fold(stories.records(events)))
+    assert "gpu[01-02]: as ann, which holds off that user's runs alone" in text
+    assert "as root" not in text
