@@ -37,7 +37,7 @@ from fleetfix.inventory_files import (
     UserName,
 )
 from fleetfix.inventory_sources.declared import Declared
-from fleetfix.inventory_sources.trust import distrust
+from fleetfix.inventory_sources.trust import distrust, open_to_all
 from fleetfix.selection import Choice, History, Patterns
 from fleetfix.spelling import hint_for, hint_for_file
 
@@ -165,7 +165,13 @@ def _from_spec(spec: str, place: _Place) -> Inventory:
     path = place.path(spec)
     if not _exists(path):
         raise InventoryError(f"there is no inventory {spec!r}", hint=_hint_for_missing(spec, path))
-    return _from_path(path, spec, place=place)
+    found = _from_path(path, spec, place=place)
+    for each in (path, *_files_of(path)):
+        if why := open_to_all(each):
+            raise InventoryError(
+                f"{each} is not used: {why}", hint="it says where to log in, and how: chmod o-w"
+            )
+    return found
 
 
 def _of_a_tool(spec: str, kind: str, rest: str, place: _Place) -> Inventory:

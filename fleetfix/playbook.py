@@ -23,6 +23,7 @@ from fleetfix.errors import DocumentError, FleetfixError, PlaybookError
 from fleetfix.foreign import ANSIBLE_FILE, answer
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
+from fleetfix.inventory_sources.trust import distrust_of_place, who_called_sudo
 from fleetfix.policy import Policy
 from fleetfix.scalars import written
 from fleetfix.sealed import NAME
@@ -129,7 +130,12 @@ class Playbook(Value):
 def load(name_or_path: str, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Playbook:
     """Load a shipped or configured playbook by its name, or a file by its path."""
     path = library.find(name_or_path, env=env, cwd=cwd)
-    return read(text_of(path), str(path))
+    text = text_of(path)
+    # What others may have written is not what the operator means to run, as whom they run it.
+    if library.shipped() not in path.parents and (why := distrust_of_place(path, who_called_sudo())):
+        hint = "make it and its folder yours alone, or copy it to a folder that is"
+        raise PlaybookError(f"{path} is not run: {why}", hint=hint)
+    return read(text, str(path))
 
 
 def lint(

@@ -16,7 +16,7 @@ from fleetfix.errors import PlanError
 from fleetfix.events import RunStarted
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host, Inventory
-from fleetfix.inventory_sources.trust import distrust
+from fleetfix.inventory_sources.trust import distrust_of_place
 from fleetfix.journal import Journal
 from fleetfix.playbook import load
 from fleetfix.runs import new_run_id
@@ -34,7 +34,7 @@ def apply(
 ) -> int:
     """Do what a saved plan says where it still holds; returns the exit code."""
     plan = read(read_whole(Path(file)), file)
-    if why := distrust(Path(file)):
+    if why := distrust_of_place(Path(file)):
         # It names a playbook and an inventory, which may be a program: others must not choose them.
         raise PlanError(f"{file} is not applied: {why}", hint="make a plan of your own")
     plan.refuse_unless_fresh(file, time.time())

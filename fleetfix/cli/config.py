@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from fleetfix.commands import Value
 from fleetfix.errors import DocumentError
 from fleetfix.folders import config_folder
+from fleetfix.inventory_sources.trust import distrust_of_place
 from fleetfix.spelling import hint_for
 
 
@@ -44,6 +45,8 @@ def load(environ: Mapping[str, str] = os.environ) -> Config:
         raise DocumentError((f"{path}: {os.strerror(error.errno or 0).lower()}",)) from error
     except ValueError as error:
         raise DocumentError((f"{path}: {error}",)) from error
+    if why := distrust_of_place(path):
+        raise DocumentError((f"{path}: {why}",), hint="it names programs and folders: make it yours alone")
     try:
         return Config.model_validate(values)
     except ValidationError as error:

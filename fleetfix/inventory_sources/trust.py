@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
@@ -11,13 +12,13 @@ from pathlib import Path
 from fleetfix.errors import InventoryError
 
 
-def distrust(path: Path) -> str:
-    """Why others may have put there what stands there, or nothing."""
+def distrust(path: Path, owners: tuple[int, ...] = ()) -> str:
+    """Why others may have put there what stands there, or nothing. It may be these `owners`' too."""
     try:
         status = path.stat()
     except OSError as error:
         return os.strerror(error.errno or 0).lower()
-    if status.st_uid not in (0, os.geteuid()):
+    if status.st_uid not in (0, os.geteuid(), *owners):
         return f"it belongs to {_user_name(status.st_uid)}"
     if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _group_of_one(status)):
         return "others may write to it"
@@ -26,15 +27,40 @@ def distrust(path: Path) -> str:
 
 def require_trust_to_run(path: Path, shown: str) -> None:
     """Refuse to run a program that another user may have written, or may put in its place."""
-    real = path.resolve()
-    where, reason = shown, distrust(real)
-    if not reason and not _sticky(real.parent):
-        where, reason = str(real.parent), distrust(real.parent)
-    if reason:
+    if reason := distrust_of_place(path):
         raise InventoryError(
-            f"{shown} is not run: {'' if where == shown else f'its folder {where}: '}{reason}",
+            f"{shown} is not run: {reason}",
             hint="save what it, or ansible-inventory, prints with --list, and give that",
         )
+
+
+def distrust_of_place(path: Path, owners: tuple[int, ...] = ()) -> str:
+    """Why another user may have written a file, or may put another in its place; or nothing.
+
+    A link counts for what it leads to. Both may belong to these `owners` too.
+    """
+    real = path.resolve()
+    if reason := distrust(real, owners):
+        return reason
+    if not _sticky(real.parent) and (reason := distrust(real.parent, owners)):
+        return f"its folder {real.parent}: {reason}"
+    return ""
+
+
+def open_to_all(path: Path) -> str:
+    """Why anybody at all may have written a file or folder, or may put another in its place; or nothing."""
+    real = path.resolve()
+    for one in (real, real.parent):
+        with contextlib.suppress(OSError):
+            if one.stat().st_mode & stat.S_IWOTH and not (one != real and _sticky(one)):
+                return "everybody may write to it" if one == real else f"everybody may write to {one}"
+    return ""
+
+
+def who_called_sudo() -> tuple[int, ...]:
+    """The user who became root by sudo, where one did."""
+    called = os.environ.get("SUDO_UID", "")
+    return (int(called),) if os.geteuid() == 0 and called.isdecimal() else ()
 
 
 def _sticky(folder: Path) -> bool:

@@ -273,7 +273,8 @@ def test_an_inventory_that_others_may_write_is_not_picked_up(write: Any, tmp_pat
     with pytest.raises(InventoryError) as caught:
         Inventory.load(env={"HOME": "/nowhere"}, cwd=tmp_path)
     assert caught.value.message == "./inventory/a.yaml is not used: others may write to it"
-    assert list(Inventory.load("./inventory", cwd=tmp_path).hosts) == ["evil"]
+    with pytest.raises(InventoryError, match="everybody may write to it"):
+        Inventory.load("./inventory", cwd=tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
@@ -283,6 +284,7 @@ def test_an_inventory_of_somebody_else_is_not_picked_up(write: Any, tmp_path: Pa
     os.chown(path, 65534, 65534)
     with pytest.raises(InventoryError, match="it belongs to"):
         Inventory.load(env={"HOME": "/nowhere"}, cwd=tmp_path)
+    assert list(Inventory.load("./inventory", cwd=tmp_path).hosts) == ["evil"]
 
 
 def test_the_digest_is_that_of_the_content(write: Any) -> None:
