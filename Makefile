@@ -3,6 +3,7 @@
 #   make demo               a fleet of sixteen on this machine, broken and mended
 #   make test               all checks and all tests
 #   make check              format, lint, types, import layers
+#   make fuzz N=10000       properties, with so many new examples each
 #   make test-real-wheels   the tests that download gigabytes of real CUDA wheels
 #   make lock               resolve the dependencies anew
 
@@ -17,7 +18,7 @@ READY := $(VENV)/.ready
 APART := $(shell [ "$$(id -u)" = 0 ] && unshare --pid --fork --mount --mount-proc true 2>/dev/null \
 	&& echo unshare --pid --fork --mount --mount-proc)
 
-.PHONY: demo test test-real-wheels check lock
+.PHONY: demo test fuzz test-real-wheels check lock
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -25,6 +26,10 @@ demo: $(READY)
 
 test: check
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+N ?= 10000
+fuzz: $(READY)
+	$(BIN)/pytest $(PYTEST_ARGS) --timeout 0 --fuzz $(N) $(shell grep -l hypothesis -r tests/unit tests/engine --include='test_*.py')
 
 test-real-wheels: $(READY)
 	$(APART) $(BIN)/pytest -m real_wheels -s --timeout 3600

@@ -169,6 +169,10 @@ def _cells(line: str, header: list[str], free: str | None) -> dict[str, str] | N
     return dict(zip(header, cells, strict=True)) if len(cells) == len(header) else None
 
 
+_DIGITS = "[0-9]{1,18}"
+"""A number that something was counted in; what has more digits is no count."""
+
+
 def value_of(cell: str | None) -> str | None:
     """A cell that holds a value: not `[N/A]`, `[Unknown Error]`, `[Insufficient Permissions]`…"""
     return None if not cell or cell == "N/A" or cell.startswith("[") else cell
@@ -177,12 +181,12 @@ def value_of(cell: str | None) -> str | None:
 def number_of(cell: str | None) -> int | None:
     """A cell as a whole number, or None."""
     value = value_of(cell)
-    return int(value) if value is not None and value.isascii() and value.isdigit() else None
+    return int(value) if value is not None and re.fullmatch(_DIGITS, value) else None
 
 
 def memory_of(cell: str | None) -> int | None:
     """A cell as bytes, or None."""
-    match = re.fullmatch(r"([0-9]+)(?: (MiB|KiB|GiB))?", value_of(cell) or "")
+    match = re.fullmatch(rf"({_DIGITS})(?: (MiB|KiB|GiB))?", value_of(cell) or "")
     if match is None:
         return None
     return int(match[1]) * {"KiB": 1 << 10, None: 1 << 20, "MiB": 1 << 20, "GiB": 1 << 30}[match[2]]
@@ -190,7 +194,7 @@ def memory_of(cell: str | None) -> int | None:
 
 def measure_of(cell: str | None) -> float | None:
     """The number of a cell with a unit (`628.41 W`), or None."""
-    match = re.match(r"([0-9]+(?:\.[0-9]+)?)(?: |$)", value_of(cell) or "")
+    match = re.match(rf"({_DIGITS}(?:\.[0-9]+)?)(?: |$)", value_of(cell) or "")
     return float(match[1]) if match else None
 
 
