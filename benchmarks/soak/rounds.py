@@ -27,9 +27,10 @@ from fleetfix.lab import Lab
 QUIET = 75.0
 """Seconds after which nothing of an abandoned session may live on a host: it bears silence for 60."""
 
+TRIPPED = " is tripped by run "
 HALTED = "would halt at once"
 
-NOTHING = ("nothing to", "keeps anything of run", HALTED)
+NOTHING = ("nothing to", "keeps anything of run", "did not touch", "is not tripped", HALTED)
 """What is rightly refused: a run that ended well, that no host knows, or whose canary did not pass."""
 
 LIMIT = 420.0
@@ -83,6 +84,8 @@ class Soak:
         process = self._start(
             one, where, "run", str(self.playbook), "--hosts", self.pattern, *self._common()
         )
+        # Of four rounds one goes back from wherever it is.
+        back_after = self.random.randint(1, 6) if self.random.random() < 0.25 else 1000
         trouble_until = min(until, time.monotonic() + 150)
         while True:
             self._trouble(one, process, trouble_until)
@@ -90,8 +93,10 @@ class Soak:
             over = process.returncode == 0 or HALTED in self._said(process)
             if not one.run or over or time.monotonic() > trouble_until:
                 break
+            if TRIPPED in self._said(process):
+                self._reset_breaker(one, where)
             where = self.random.choice(["here", "here", "elsewhere"])
-            verb = self.random.choice(["resume", "resume", "resume", "rollback"])
+            verb = "rollback" if one.driven > back_after else "resume"
             process = self._start(one, where, *self._take_up(one.run, verb, where))
         self._heal_all()
         if one.run:  # else it was ended before it had begun
@@ -102,6 +107,7 @@ class Soak:
     def _to_the_end(self, one: Round) -> None:
         """Take the run up until nothing is open: go on, go back if due, give up what is in doubt."""
         for verb in ("resume", "resume", "rollback", "rollback"):
+            self._reset_breaker(one, "here")
             ended = self._start(one, "here", *self._take_up(one.run, verb, "here"))
             self._wait(one, ended)
             open_ = [host for host, found in self._ends(one.run).items() if found["open"]]
@@ -112,6 +118,13 @@ class Soak:
                 released = self._start(one, "here", "release", one.run, "--hosts", host, "--yes", "--json")
                 self._wait(one, released)
 
+    def _reset_breaker(self, one: Round, where: str) -> None:
+        """Somebody has looked: the faults are ours, and go by themselves."""
+        inventory = str(self.lab.inventory_path)
+        self._wait(
+            one, self._start(one, where, "breaker", "reset", "-i", inventory, "--reason", "a soak", "--yes")
+        )
+
     def _take_up(self, run: str, verb: str, where: str) -> list[str]:
         more = ["--hosts", self.pattern, "-i", str(self.lab.inventory_path), "--take-over"]
         return [verb, run, *(more if where == "elsewhere" else []), "--yes", "--json"]
@@ -120,11 +133,14 @@ class Soak:
         return ["-i", str(self.lab.inventory_path), "--yes", "--json", "--forks", "30"]
 
     def _reset(self) -> None:
+        spoiled = self.random.sample(
+            self.hosts[1:], 2
+        )  # the canary is to pass; three alike trip the breaker
         for host in self.hosts:
             place = self.lab.tree(host, PLACE)
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(parents=True)
-            if host != self.hosts[0] and self.random.random() < 0.1:  # the canary is to pass
+            if host in spoiled:
                 (place / "spoiled").touch()
 
     # -- the controller -----------------------------------------------------------------------------------
