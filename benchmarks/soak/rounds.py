@@ -106,17 +106,14 @@ class Soak:
 
     def _to_the_end(self, one: Round) -> None:
         """Take the run up until nothing is open: go on, go back if due, give up what is in doubt."""
-        for verb in ("resume", "resume", "rollback", "rollback"):
+        for _ in range(2):
             self._reset_breaker(one, "here")
-            ended = self._start(one, "here", *self._take_up(one.run, verb, "here"))
-            self._wait(one, ended)
-            open_ = [host for host, found in self._ends(one.run).items() if found["open"]]
-            if ended.returncode == 0 or (verb == "rollback" and not open_):
-                break
-        for host, found in self._ends(one.run).items():
-            if found["open"] and found["outcome"] == "in_doubt":
-                released = self._start(one, "here", "release", one.run, "--hosts", host, "--yes", "--json")
-                self._wait(one, released)
+            self._wait(one, self._start(one, "here", *self._take_up(one.run, "resume", "here")))
+        for verb in ("rollback", "rollback", "release"):
+            open_ = [host for host, end in self._ends(one.run).items() if end["open"] or is_due(end)]
+            if open_:
+                args = [verb, one.run, "--hosts", ",".join(open_), "--yes", "--json"]
+                self._wait(one, self._start(one, "here", *args))
 
     def _reset_breaker(self, one: Round, where: str) -> None:
         """Somebody has looked: the faults are ours, and go by themselves."""
@@ -222,10 +219,12 @@ class Soak:
         host = self.random.choice(self.hosts)
         if any(lasting.host == host for lasting in self.lasting):
             return
-        with contextlib.suppress(LabError):  # it is just restarting
+        one.troubles[trouble.name] += 1
+        one.suffered.setdefault(host, set()).add(trouble.name)
+        try:
             self._inflict(host, trouble)
-            one.troubles[trouble.name] += 1
-            one.suffered.setdefault(host, set()).add(trouble.name)
+        except LabError as error:
+            print(f"  {host}: {trouble.name}: {error}", flush=True)
 
     def _inflict(self, host: str, trouble: Trouble) -> None:
         if trouble.name == "kill_runner":
@@ -257,6 +256,7 @@ class Soak:
         while True:
             try:
                 self.lab.heal(host)
+                self.lab.init(host)
             except LabError:
                 if time.monotonic() > until:
                     raise
@@ -330,6 +330,11 @@ class Soak:
             want = "ok" if host in mended else "pending"
             if found.get(host) != want:
                 one.wrong.append(f"{host}: the next plan says {found.get(host)}, not {want}")
+
+
+def is_due(end: dict[str, Any]) -> bool:
+    """Whether something is still to be done about a host."""
+    return end["outcome"] in ("rollback_pending", "rollback_failed", "in_doubt")
 
 
 def _run_of(out: Path) -> str:
