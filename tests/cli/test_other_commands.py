@@ -236,3 +236,43 @@ def test_a_home_that_is_no_folder_has_no_configuration(
     assert fleetfix("runs").code == 0
     assert fleetfix("playbooks").code == 0
     assert fleetfix("hosts", "-i", "hosts.yaml").code == 0
+
+
+def test_the_ledger_of_each_host_is_shown_and_no_host_is_lost(fleetfix: Line, fleet: Fleet) -> None:
+    line = {
+        "t": 1.0,
+        "kind": "begun",
+        "run": "r1",
+        "operator": "ada",
+        "controller": "bastion",
+        "reason": "night shift",
+        "change": "r1/left/1/0",
+        "step": "left",
+        "summary": "light the left lamp",
+    }
+    fleet["gpu01"].on("ledger_lines.last", {"lines": [line], "more": False, "torn": 0})
+    fleet["gpu02"].refuse()
+    on = ("ledger", "--hosts", "gpu[01-02]", "-i", "hosts.yaml")
+    with fleet:
+        shown, told = fleetfix(*on), fleetfix(*on, "--json")
+    assert (shown.code, told.code) == (4, 4)
+    assert "r1 by ada on bastion: night shift" in shown.out
+    assert "left: light the left lamp: begun, and nothing tells how it ended" in shown.out
+    assert "gpu02:\n  connection refused" in shown.out
+    first, second = (json.loads(one) for one in told.out.splitlines())
+    assert (first["host"], first["change"], second["failure"]["kind"]) == (
+        "gpu01",
+        "r1/left/1/0",
+        "unreachable",
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "lamps.yaml", "--hosts", "gpu01"), ("resume", "last"), ("rollback", "last")]
+)
+def test_a_time_to_wait_that_is_none_is_refused_before_anything_begins(
+    fleetfix: Line, command: tuple[str, ...]
+) -> None:
+    said = fleetfix(*command, "--lock-wait", "never")
+    assert said.code == 1
+    assert "--lock-wait 'never': a time such as" in said.err
