@@ -23,8 +23,9 @@ from fleetfix.transports.ssh_login import TROUBLE, Connection, Login, log_in, se
 if TYPE_CHECKING:
     from fleetfix.inventory import Host
 
-OF_THE_TIME = 0.96
-"""The part of the connect timeout that this end has, so that it can still say what was waited for."""
+LEFT_OVER = 0.1
+"""Seconds of the connect timeout that this end leaves over, more of a long one: it is to say what was
+waited for, before whoever waits for the runner gives up and can only say for how long."""
 AGAIN_AFTER = 0.3
 CLOSED = "the connection closed"
 
@@ -123,8 +124,7 @@ async def _start(
             opening.progress("", text)
 
     loop = asyncio.get_running_loop()
-    within = opening.connect_timeout * OF_THE_TIME
-    until = loop.time() + within
+    until = loop.time() + _for_this_end(opening.connect_timeout)
     login = Login(way.host, opening.host_keys, host.key_file, opening.connect_timeout, tell, until)
     while True:
         chain = await chain_to(way, login)
@@ -145,6 +145,10 @@ async def _start(
                 failure = session_failure(error, host.name)
                 raise error if isinstance(error, HostError) else HostError(failure) from error
         await asyncio.sleep(AGAIN_AFTER)
+
+
+def _for_this_end(timeout: float) -> float:
+    return timeout - min(max(timeout / 25, LEFT_OVER), timeout / 3)
 
 
 async def _run(connection: Connection, chain: Chain, command: str, receiver: Receiver) -> SshWire:

@@ -52,6 +52,8 @@ TABLE: list[tuple[tuple[str, ...], str]] = [
     ((*RUN, *ALL, "--forks", "0"), "wanted at least 1"),
     ((*RUN, *ALL, "--forks", "x"), "wanted a whole number"),
     ((*RUN, *ALL, "--forks"), "hint: fleetfix run --help"),
+    ((*RUN, *ALL, "--connect-timeout", "soon"), "'--connect-timeout': 'soon' is no time: for example 30s"),
+    (("exec", *ALL, "--connect-timeout", "0", "--", "x"), "'0' is no time: for example 30s or 2m"),
     ((*RUN, *ALL, "--canary", "-1"), "--canary"),
     ((*RUN, *ALL, "--batch", "some"), "--batch"),
     ((*RUN, *ALL, "--batch", "0"), "--batch '0': a batch of at least 1 host"),

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -245,6 +246,17 @@ def test_what_makes_no_sense_is_said_before_anything_runs(
     assert result.code == 1
     assert result.err.startswith(f"fleetfix: {complaint}")
     assert not talking["gpu01"].opened
+
+
+def test_a_host_may_take_as_long_as_is_said(fleetfix: Line, place: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        (place / "silent.yaml").write_text(f"port: {port}\nhosts: {{gpu01: {{address: 127.0.0.1}}}}\n")
+        result = fleetfix(
+            "exec", "-i", "silent.yaml", "--hosts", "*", "--connect-timeout", "0.4s", "--", "true"
+        )
+    assert result.code == 4
+    assert "it takes the connection and says nothing within 0.4 s" in result.err
 
 
 def test_many_hosts_must_be_meant(fleetfix: Line, talking: Fleet, place: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import getpass
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 
 from fleetfix.errors import Failure, HostError
 from fleetfix.inventory import Host
+from fleetfix.remote.api import descendants
 from fleetfix.session import Purpose, Session, open_session
 from fleetfix.transports import jump_hosts, ssh_agent
 from fleetfix.transports.jump_hosts import chain_to, way_to
@@ -174,6 +176,21 @@ async def test_chains_of_jump_hosts_are_gone_through_in_order(
     assert connections == {"127.0.0.1": 1}
 
 
+async def test_hosts_behind_a_jump_host_that_was_cut_off_come_back_over_one_connection(
+    machines: sshd.Server, configured: Configured
+) -> None:
+    config = configured("Host gpu*\n ProxyJump b1")
+    async with sessions(*(host(f"gpu{number}", config) for number in range(3))) as opened:
+        with counted(machines) as connections:
+            for pid, _ in descendants(machines.process.pid):
+                with contextlib.suppress(OSError):
+                    if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                        os.kill(pid, signal.SIGKILL)
+            for session in opened:
+                assert await session.recall("nothing") is None
+        assert connections == {"127.0.0.2": 1, "127.0.0.1": 3}
+
+
 async def test_the_other_wire_goes_the_same_way(machines: sshd.Server, configured: Configured) -> None:
     config = configured("Host gpu*\n ProxyCommand ssh -W %h:%p b2", "Host b2\n ProxyJump b1")
     hosts = [host(name, config).model_copy(update={"transport": "fabric"}) for name in ("gpu1", "gpu2")]
@@ -192,10 +209,13 @@ async def test_any_other_proxy_command_is_run_and_says_why_it_ends(configured: C
     )
     config = configured(
         f"Host good\n ProxyCommand sh -c 'echo mind the gap >&2; exec python3 -c \"{relay}\" %h %p'",
+        "Host silent\n ProxyCommand sleep 60",
         "Host bad\n ProxyCommand sh -c 'echo no way through >&2; exit 3'",
     )
     async with logins(host("good", config)):
         pass
+    silent = await refused(host("silent", config), connect_timeout=0.5)
+    assert silent.message == "silent: its ProxyCommand does not connect within 0.5 s"
     failure = await refused(host("bad", config), connect_timeout=1.0)
     assert (failure.kind, failure.message) == ("unreachable", "bad: its ProxyCommand says: no way through")
 
