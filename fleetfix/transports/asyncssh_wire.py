@@ -23,7 +23,7 @@ from fleetfix.transports.ssh_login import TROUBLE, Connection, Login, log_in, se
 if TYPE_CHECKING:
     from fleetfix.inventory import Host
 
-LEFT_OVER = 0.1
+LEFT_OVER = 0.3
 """Seconds of the connect timeout that this end leaves over, more of a long one: it is to say what was
 waited for, before whoever waits for the runner gives up and can only say for how long."""
 AGAIN_AFTER = 0.3
