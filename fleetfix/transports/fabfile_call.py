@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.machinery
 import inspect
@@ -13,9 +12,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 import types
-from typing import Any
+from typing import IO, Any
 
 import fabric
 import paramiko
@@ -27,28 +27,25 @@ from fleetfix.inventory import Host
 from fleetfix.session import CONNECT_TIMEOUT
 from fleetfix.transports.fabric_connection import Line
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
     """Read what is asked, call it, and tell how it ended."""
-    _end_with_controller()
     report = int(sys.argv[1])
     os.set_inheritable(report, False)
-    asked = json.loads(sys.stdin.buffer.read())
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    controller = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), 0)
+    asked = json.loads(controller.readline())
+    threading.Thread(target=_end_with, args=(controller,), daemon=True).start()
     os.write(report, json.dumps(_answer(asked)).encode())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads that the function has left do not keep it
 
 
-def _end_with_controller() -> None:
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+def _end_with(controller: IO[bytes]) -> None:
+    """End this process and all that it has started, once the controller is gone, whatever ended that."""
+    controller.read()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:

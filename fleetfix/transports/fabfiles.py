@@ -98,9 +98,9 @@ async def _called(host: Host, asked: Wanted) -> Completed:
             for kept, stream in ((out, process.stdout), (err, process.stderr), (report, pipe))
         ]
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            # It stays open: its end is the end of this process.
             process.stdin.write(_request(host, asked))
             await process.stdin.drain()
-            process.stdin.close()
         # Its end is the end of what it reports: what it has started has that descriptor not.
         await reading[-1]
         await asyncio.wait(reading, timeout=LEFT_OPEN)
@@ -121,7 +121,7 @@ def _request(host: Host, asked: Wanted) -> bytes:
         "args": dict(asked.args),
         "password": os.environ.get(PASSWORD),
     }
-    return json.dumps(said).encode()
+    return json.dumps(said).encode() + b"\n"
 
 
 def _answer(asked: Wanted, code: int, out: _Kept, err: _Kept, report: _Kept) -> Completed:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import getpass
 import hashlib
+import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -161,6 +163,29 @@ async def test_a_controller_that_goes_leaves_its_function_in_doubt_and_it_is_not
     assert [one.state for one in await second.past()] == ["in_doubt"]
     assert (await second.undo(ONE)).ok
     assert not (site.place.folder / "f").exists()
+
+
+CONTROLLER = """
+import asyncio, json, sys
+from fleetfix.engine.functions import Asked
+from fleetfix.inventory import Host
+from fleetfix.transports.fabfiles import Fabfiles
+host, asked = json.loads(sys.argv[1])
+asyncio.run(Fabfiles().call(Host.model_validate(host), Asked.of(asked)))
+"""
+
+
+async def test_a_controller_that_is_killed_takes_its_function_and_all_it_has_started_with_it(
+    site: Site,
+) -> None:
+    word = token()
+    (call,) = change_of(site.action("hang", word)).do
+    said = json.dumps([site.place.host.model_dump(mode="json"), call.args])
+    controller = await asyncio.create_subprocess_exec(sys.executable, "-c", CONTROLLER, said)
+    await eventually(lambda: processes_with(word) != [])
+    controller.kill()
+    await controller.wait()
+    await eventually(lambda: processes_with(word) == [])
 
 
 class Uncalled:
