@@ -108,6 +108,19 @@ def same_machine(state: RunState) -> dict[str, HostSet]:
     return {name: HostSet(alike) for alike in names.values() if len(alike) > 1 for name in alike}
 
 
+def wave_of(state: RunState, host: str) -> str:
+    """The name of the wave in which a host was called; empty where it was not."""
+    return next((wave.name for wave in reversed(state.waves) if host in wave.hosts), "")
+
+
+def place_of_wave(name: str) -> tuple[int, int]:
+    """Where a wave of this name comes in a run: the canary, the batches, the last."""
+    if name == CANARY:
+        return 0, 0
+    number = name.rpartition(" ")[2]
+    return (2 if name.startswith(_LAST) else 1), int(number) if number.isdigit() else 0
+
+
 def batches_called(waves: Iterable[WaveStarted]) -> int:
     """How many of these waves were batches: the next one has the size that comes after theirs."""
     return sum(wave.name.startswith(_BATCH) for wave in waves)
@@ -199,7 +212,8 @@ def _whole_units(waiting: Sequence[Unit], size: int) -> tuple[str, ...]:
 
 
 def _has_work(host: HostState) -> bool:
-    return host.pending is True and not _given_up(host)
+    """Whether it has something to do, or had when it was begun, be it by another machine."""
+    return (host.pending is True or host.started) and not _given_up(host)
 
 
 def _given_up(host: HostState) -> bool:

@@ -37,7 +37,7 @@ from fleetfix.events import (
     WaveStarted,
 )
 from fleetfix.hostset import HostSet
-from fleetfix.order import CANARY, same_machine, units, with_a_turn
+from fleetfix.order import CANARY, place_of_wave, same_machine, units, with_a_turn
 from fleetfix.state import HostState, RunState
 
 Consent = Callable[[RunState], Awaitable[bool]]
@@ -157,16 +157,21 @@ class Fleet:
         self._call_those_begun_elsewhere()
 
     def _call_those_begun_elsewhere(self) -> None:
-        """Another machine began these hosts: nothing here tells in which wave. They go first, as one, and
-        with them those that belong to them."""
+        """Hosts that another machine began, and those that belong to them: their notes tell in which waves.
+        They are in flight together, as they were; canary, batches and budgets go on from there."""
         state = self._context.recorder.state
         called = {name for wave in state.waves for name in wave.hosts}
         hosts = state.hosts
         begun = [u for u in units(state) if any(hosts[name].is_open and hosts[name].started for name in u)]
-        uncalled = tuple(n for unit in begun for n in unit if hosts[n].is_open and n not in called)
-        if uncalled:
-            first = CANARY if self._context.request.policy.canary and not state.waves else "taken up"
-            self._context.recorder.record(WaveStarted(name=first, hosts=uncalled))
+        first = CANARY if self._context.request.policy.canary and not state.waves else "taken up"
+        waves: dict[str, list[str]] = {}
+        for unit in begun:
+            notes = (self._runs[name].visit.wave for name in unit if name in self._runs)
+            noted = next(filter(None, notes), first)
+            uncalled = [name for name in unit if hosts[name].is_open and name not in called]
+            waves.setdefault(noted, []).extend(uncalled)
+        for wave in sorted(filter(waves.get, waves), key=place_of_wave):
+            self._context.recorder.record(WaveStarted(name=wave, hosts=tuple(waves[wave])))
 
     async def _begin_called(self) -> None:
         state, policy = self._context.recorder.state, self._context.request.policy

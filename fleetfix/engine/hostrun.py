@@ -25,6 +25,7 @@ from fleetfix.engine.visit import Visit
 from fleetfix.errors import Failure, HostError
 from fleetfix.events import GOOD, BreakerTripped, HostStarted, RunHalted, StepFinished, StepWaited
 from fleetfix.inventory import Host
+from fleetfix.order import wave_of
 from fleetfix.playbook import Step
 from fleetfix.session import Session
 from fleetfix.steps import kept as kept_steps
@@ -98,18 +99,20 @@ class HostRun:
             asyncio.get_running_loop(),
             asyncio.ensure_future(self._context.interrupts.more_than(0)),
         )
+        over = False
         try:
             async with asyncio.timeout(None) as time:
 
                 def cut(stopped: asyncio.Future[None]) -> None:
-                    if not stopped.cancelled() and not time.expired() and not self._visit.state.started:
+                    # Called a moment after the interrupt: by then the answers may be there.
+                    if not (over or stopped.cancelled() or time.expired() or self._visit.state.started):
                         time.reschedule(loop.time() + ANSWERS_WITHIN)
 
                 stop.add_done_callback(cut)
                 try:
                     yield
                 finally:
-                    stop.remove_done_callback(cut)
+                    over = True
         except TimeoutError:
             if not time.expired():
                 raise
@@ -254,6 +257,7 @@ class HostRun:
             "text": playbook.text,
             "source": playbook.source,
             "settings": dict(self._context.request.settings),
+            "wave": wave_of(self._context.recorder.state, self._visit.host.name),
             "policy": self._context.request.policy.model_dump(mode="json"),
             "steps": kept_steps(self._visit.steps),
             "planned": [

@@ -33,6 +33,7 @@ async def take_up(visit: Visit, ends: Ends) -> bool:
         return False
     if kept is not None:
         visit.steps, planned = _kept(kept)
+        visit.wave = str(kept.get("wave", ""))
         if not visit.state.started:
             _tell_beginning(visit, planned)
     for event in corrections(visit.state, past):

@@ -37,6 +37,8 @@ class Visit:
     """What the survey found, by step id; kept where the host is tied, to plan it again with others."""
     formed: tuple[str, tuple[str, ...]] | None = None
     """Name and hosts of the cohort that it went in before this run was taken up."""
+    wave: str = ""
+    """The wave in which another machine called it, by the host's own note; empty where nothing tells."""
     disabled: str | None = None
     """The host's own kill switch, as the survey found it."""
     member: Member | None = None

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -20,17 +17,7 @@ from tests.engine.clusters import Cluster, Stop
 from tests.engine.test_resume import STEPS, host
 from tests.engine.toys import step
 
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept is kept at once, so that a story that went wrong can be told again."""
-
-    async def at_once(function: Callable[..., Any], *words: Any) -> Any:
-        await asyncio.sleep(0)
-        return function(*words)
-
-    monkeypatch.setattr("fleetfix.recorder.asyncio.to_thread", at_once)
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAULTS = st.lists(
     st.builds(Fault, at=st.integers(1, 160), kind=st.sampled_from(KINDS), host=st.integers(0, 3)),
@@ -64,13 +51,10 @@ BY_WORD = STEPS
 CONVERGING = [one for one in STEPS if one.id != "bell"]
 
 
-MANY = int(os.environ.get("FLEETFIX_EXAMPLES", "0"))
-"""How many stories are told of each kind; without it a few, always the same."""
+MANY = not settings.default.derandomize
+"""New stories are wanted, with `--fuzz`; else a few, always the same."""
 EXAMPLES = settings(
-    max_examples=MANY or 35,
-    derandomize=not MANY,
-    database=None,
-    deadline=None,
+    max_examples=settings.default.max_examples if MANY else 35,
     # A story that went wrong is made short where there is time for that.
     phases=[phase for phase in Phase if MANY or phase is not Phase.shrink],
     suppress_health_check=list(HealthCheck),

@@ -65,6 +65,7 @@ class Cut:
     ) -> None:
         self.fleet = fleet
         self.steps = steps
+        self.policy = POLICY
         self.shelf = Shelf()
         self.calls = 0
         self.happened = False
@@ -102,11 +103,11 @@ class Cut:
 
     async def play(self) -> Shelf:
         """Play up to the cut; the journal as it is then."""
-        return await self._up_to_the_cut(play(self.fleet, self.steps, shelf=self.shelf, policy=POLICY))
+        return await self._up_to_the_cut(play(self.fleet, self.steps, shelf=self.shelf, policy=self.policy))
 
     async def resume(self) -> Shelf:
         """Resume up to the cut."""
-        return await self._up_to_the_cut(resume(self.fleet, self.steps, self.shelf, policy=POLICY))
+        return await self._up_to_the_cut(resume(self.fleet, self.steps, self.shelf, policy=self.policy))
 
     async def _up_to_the_cut(self, work: Coroutine[Any, Any, Any]) -> Shelf:
         self._playing = asyncio.ensure_future(work)
@@ -141,18 +142,13 @@ def outcomes(state: RunState) -> dict[str, str | None]:
 # -- cut anywhere ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["same", "elsewhere"])
 @pytest.mark.parametrize("what", ["at_record", "at_call"])
-async def test_a_controller_that_is_killed_anywhere_leaves_a_run_that_can_be_finished(
-    what: str, elsewhere: bool
-) -> None:
+async def test_a_controller_that_is_killed_anywhere_leaves_a_run_that_another_can_finish(what: str) -> None:
     records, calls = await whole_length()
     for place in range(1, (records if what == "at_record" else calls) + 1):
         fleet = two()
         shelf = await Cut(fleet, **{what: place}).play()
-        if not elsewhere and not shelf.records:
-            continue  # nobody knows of a run yet
-        state = await resume(fleet, STEPS, shelf, elsewhere=elsewhere, policy=POLICY)
+        state = await resume(fleet, STEPS, shelf, elsewhere=True, policy=POLICY)
         assert {fleet[name].world.get("job") for name in fleet} == {True}, place
         assert [fleet[name].world for name in fleet] == [WELL, WELL], place
         set_once(fleet)
@@ -318,6 +314,47 @@ async def test_waves_go_on_as_if_nothing_had_happened() -> None:
     ends = [event.host for event in shelf.of("host_finished")]
     assert ends[0] == "gpu01"
     assert {fleet[name].world["bell"] for name in fleet} == {1}
+
+
+async def test_from_another_machine_canary_batches_and_budgets_go_on_as_if_nothing_had_happened() -> None:
+    policy = Policy(
+        canary=1,
+        batch=(Share.parse("1"), Share.parse("34%")),
+        max_unreachable=Share.parse("100%"),
+        max_failures=Share.parse("1"),
+    )
+    steps = [one for one in STEPS if one.id != "bell"]
+    expected = [
+        ("canary", ("gpu01",)),
+        ("batch 1", ("gpu02",)),
+        ("batch 2", ("gpu03", "gpu04")),
+        ("batch 3", ("gpu05", "gpu06")),
+    ]
+
+    def six(*dark: str) -> Fleet:
+        return Fleet({name: host(lamp=name not in dark) for name in (f"gpu0{n}" for n in range(1, 7))})
+
+    for dark, code in ((("gpu02",), 2), (("gpu02", "gpu03"), 3), ((), 0)):
+        fleet = six(*dark)
+        whole, _ = await play(six(*dark), steps, policy=policy)
+        cut = Cut(fleet, at_call=75 if dark else 85, steps=steps)
+        cut.policy = policy
+        await cut.play()
+        begun = [name for name in fleet if fleet[name].notes]
+        assert begun[:2] == ["gpu01", "gpu02"]
+        assert 3 <= len(begun) <= 4, begun
+        shelf = Shelf()
+        state = await resume_elsewhere(fleet, steps, shelf, policy)
+        waves = [(wave.name, wave.hosts) for wave in shelf.of("wave_started")]
+        assert outcomes(state) == outcomes(whole), dark
+        assert (state.exit, whole.exit) == (code, code)
+        assert [name for name, _ in waves] == [name for name, _ in expected[: len(waves)]]
+        assert [sorted(hosts) for _, hosts in waves] == [sorted(h) for _, h in expected[: len(waves)]]
+
+
+async def resume_elsewhere(fleet: Fleet, steps: Sequence[Step], shelf: Shelf, policy: Policy) -> RunState:
+    """Take the run up on a machine that has nothing of it."""
+    return await resume(fleet, steps, shelf, hosts=tuple(fleet), policy=policy)
 
 
 async def test_hosts_that_are_not_named_get_an_end_and_are_taken_up_later() -> None:
