@@ -80,6 +80,8 @@ class StepRun:
     announced: Plan
     member: Member | None = None
     """The host as one of its cohort."""
+    cut_short: bool = False
+    """A change of it is in doubt: it began, and ended with the host or with its process."""
 
     async def run(self) -> StepEnd:
         """Run the step with its retries. Raises HostError when the session is lost."""
@@ -164,6 +166,7 @@ class StepRun:
                 number += 1
                 # A change in doubt is neither a success nor an error: the verification tells which,
                 # where there is one.
+                self.cut_short = self.cut_short or completed.in_doubt
                 if completed.in_doubt and not action.converges:
                     return in_doubt((one.summary,))
                 if not completed.ok and not completed.in_doubt:
@@ -240,7 +243,8 @@ class StepRun:
             message = f"done, and not verified: {plan.blocked}"
             return message, Failure(kind="verify_unknown", message=message)
         if plan.changes:
-            message = f"done, and still to do: {plan.changes[0].summary}"
+            how = "cut short" if self.cut_short else "done"
+            message = f"{how}, and still to do: {plan.changes[0].summary}"
             return message, Failure(kind="verify_failed", message=message)
         return "", None
 
