@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fleetfix.cli import config, consent, secret_sources
@@ -102,10 +102,25 @@ def _ask(run: str, known: RunState, hosts: tuple[Host, ...]) -> None:
     ]
     for one in group(done):
         print(fit(f"{counted(one.hosts)}: undo: {one_line(one.text)}", sys.stderr), file=sys.stderr)
+    for line in _ended(known, hosts):
+        print(fit(line, sys.stderr), file=sys.stderr)
     names = HostSet(host.name for host in hosts)
     question = consent.Question(f"undo run {run} on", names, above=config.load().confirm_above)
     if not consent.ask(question):
         raise UsageError("not confirmed; nothing was done")
+
+
+def _ended(known: RunState, hosts: tuple[Host, ...]) -> Iterator[str]:
+    """What going back means for the training that the run has started."""
+    jobs = {host.name: {change.job for change in _changes(known, host.name)} for host in hosts}
+    started = {name: its for name, its in jobs.items() if "starts" in its}
+    again = HostSet(name for name, its in started.items() if its & {"stops", "captures"})
+    for names, then in (
+        (again, "is started again as it ran before"),
+        (HostSet(started) - again, "nothing is started in its place"),
+    ):
+        if names:
+            yield f"{counted(names)}: the job that the run started is ended, and {then}"
 
 
 async def _roll_back(

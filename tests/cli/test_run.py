@@ -18,10 +18,13 @@ from pathlib import Path
 import pytest
 
 from fleetfix.cli import consent
+from fleetfix.cli.going_back import _ended
 from fleetfix.commands import Completed, Json
 from fleetfix.errors import Failure
-from fleetfix.events import Record
+from fleetfix.events import ChangeShown, Record
+from fleetfix.inventory import Host
 from fleetfix.journal import Journal
+from fleetfix.state import HostState, RunState
 from fleetfix.transports.scripted import Fleet, World
 from tests.cli.conftest import Line, lamp_host
 from tests.engine.test_evidence import packed
@@ -267,6 +270,25 @@ def test_a_rollback_at_a_terminal_is_asked_for(
         again = fleetfix("rollback", "last", "--yes")
         assert (again.code, "[y/N]" in again.err) == (0, False)
     assert fleet["gpu01"].world["left"] is False
+
+
+def test_going_back_says_what_becomes_of_the_job_that_the_run_started() -> None:
+    def host(name: str, *jobs: str) -> HostState:
+        shown = [ChangeShown(key="k", summary="s", risk="compensable", job=job) for job in jobs]  # type: ignore[arg-type]
+        return HostState(name, changes={f"r/s/1/{n}": one for n, one in enumerate(shown)})
+
+    states = [
+        host("gpu01", "stops", "starts"),
+        host("gpu02", "starts"),
+        host("gpu03", "stops"),
+        host("gpu04"),
+    ]
+    known = RunState(run="r", hosts={one.name: one for one in states})
+    hosts = tuple(Host(name=one.name, address=one.name) for one in states)
+    assert list(_ended(known, hosts)) == [
+        "gpu01: the job that the run started is ended, and is started again as it ran before",
+        "gpu02: the job that the run started is ended, and nothing is started in its place",
+    ]
 
 
 def at_a_real_terminal(place: Path, typed: bytes, *words: str, term: str = "xterm") -> tuple[int, str]:
