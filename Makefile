@@ -29,7 +29,7 @@ test: check
 
 N ?= 10000
 fuzz: $(READY)
-	$(BIN)/pytest $(PYTEST_ARGS) --timeout 0 --fuzz $(N) $(shell grep -l hypothesis -r tests/unit tests/engine --include='test_*.py')
+	$(BIN)/pytest $(PYTEST_ARGS) --timeout 0 --fuzz $(N) $(shell grep -rl hypothesis tests/unit tests/engine tests/contract --include=test_*.py)
 
 test-real-wheels: $(READY)
 	$(APART) $(BIN)/pytest -m real_wheels -s --timeout 3600

@@ -48,9 +48,12 @@ class Channel:
             if len(self._in) < 4 + size:
                 break
             try:
-                frames.append(json.loads(bytes(self._in[4 : 4 + size])))
+                frame = json.loads(bytes(self._in[4 : 4 + size]))
             except (ValueError, RecursionError) as error:
                 raise Lost("not a frame: %s" % error) from error
+            if not isinstance(frame, dict):
+                raise Lost("not a frame")
+            frames.append(frame)
             del self._in[: 4 + size]
         return frames
 

@@ -55,6 +55,9 @@ class Loop:
         """Take one frame."""
         raise NotImplementedError
 
+    def misunderstood(self, frame, error):
+        """A frame could not be taken."""
+
     def lose(self):
         """The controller is gone."""
         self.lost = True
@@ -105,7 +108,12 @@ class Loop:
     def _hear(self):
         for frame in self.channel.receive():
             self.heard = time.monotonic()
-            self.handle(frame)
+            try:
+                self.handle(frame)
+            except Lost:
+                raise
+            except Exception as error:
+                self.misunderstood(frame, error)
 
     def _flush(self):
         self.channel.flush()

@@ -98,6 +98,10 @@ class Runner(Loop):
         else:
             self.resume(self._answered(n, AT_SIGHT.get(op, Runner.unknown), frame))
 
+    def misunderstood(self, frame, error):
+        """Refuse a frame that is none; what else this session has in hand goes on."""
+        self.tell({"n": frame.get("n"), "error": _broken(error)})
+
     def _answered(self, n, operation, frame):
         """Run an operation, and send its answer or its refusal as the reply to frame `n`."""
         try:
@@ -111,9 +115,7 @@ class Runner(Loop):
             no = refusal_of(error, "the records of fleetfix")
             self.tell({"n": n, "error": calls.failure(no.kind, no.message, no.hint)})
         except Exception as error:
-            place = calls.place_of(error)
-            text = "the runner broke: %s: %s (%s)" % (type(error).__name__, error, place)
-            self.tell({"n": n, "error": calls.failure("bug", text)})
+            self.tell({"n": n, "error": _broken(error)})
 
     def unknown(self, frame):
         raise Refusal("bug", "the runner knows no %r" % (frame.get("op"),))
@@ -373,6 +375,11 @@ def _until(path):
             return float(json.loads(file.read()).get("until", 0))
     except (OSError, ValueError, AttributeError, TypeError):
         return float("inf")
+
+
+def _broken(error):
+    text = "the runner broke: %s: %s (%s)" % (type(error).__name__, error, calls.place_of(error))
+    return calls.failure("bug", text)
 
 
 AT_SIGHT = {

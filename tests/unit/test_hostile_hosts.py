@@ -260,7 +260,7 @@ async def test_input_is_sent_only_as_it_is_passed_on() -> None:
 @given(st.binary(max_size=40))
 async def test_nonsense_after_the_greeting_is_told_at_once(data: bytes) -> None:
     """Not after the time that an answer may take: nobody would wait for one any more."""
-    nonsense = data + b"\xff" * 8
+    nonsense = b"\xff" * 4 + data
     with pytest.raises(HostError) as ended:
         async with asyncio.timeout(10), session(forging("", None), lambda marker: marker + nonsense):  # type: ignore[arg-type]
             pass
