@@ -441,6 +441,20 @@ def test_a_rollback_that_fails_says_so(fleetfix: Line, fleet: Fleet) -> None:
     assert done.run in back.out.splitlines()[-1]
 
 
+def test_a_host_that_cannot_be_taken_back_any_more_says_what_is_missing(
+    fleetfix: Line, fleet: Fleet
+) -> None:
+    with fleet:
+        fleetfix("run", *LAMPS, "--hosts", "@front", "--yes")
+        fleet["gpu02"].gone["left"] = "the hold is gone"
+        back = fleetfix("rollback", "last")
+    assert back.code == 2
+    (said,) = [line for line in back.err.splitlines() if "left as it is" in line]
+    assert said.startswith("gpu02")
+    assert "cannot be undone any more: run `light left`: the hold is gone" in said
+    assert (fleet["gpu01"].world["left"], fleet["gpu02"].world["left"]) == (False, True)
+
+
 def test_a_rollback_keeps_to_the_hosts_that_the_run_touched(fleetfix: Line, fleet: Fleet) -> None:
     with fleet:
         done = fleetfix("run", *LAMPS, "--hosts", "@front", "--yes")
