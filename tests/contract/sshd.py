@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetfix.inventory import Host
+from fleetfix.remote.api import descendants
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 
@@ -66,6 +67,18 @@ class Server:
             become=become,
             ssh_config=str(self.folder / "ssh_config"),
         )
+
+
+def connections_of(server: Server) -> list[int]:
+    """The processes that sshd has forked for its connections, what runs on them left out."""
+    return [pid for pid, _ in descendants(server.process.pid) if _name_of(pid).startswith("sshd")]
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:  # it has just ended
+        return ""
 
 
 def why_not() -> str | None:

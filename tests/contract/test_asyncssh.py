@@ -19,7 +19,6 @@ import pytest
 from fleetfix.conversation import Password
 from fleetfix.errors import HostError
 from fleetfix.inventory import Host
-from fleetfix.remote.api import descendants
 from fleetfix.session import Purpose, open_session
 from tests.contract import sshd
 from tests.contract.command_contract import CommandContract, ran, sh
@@ -409,7 +408,7 @@ async def test_a_jump_host_is_connected_to_once_for_all_behind_it(
     assert _logins(own_server) - before == 4
     for place in places:
         await place.close()
-    await eventually(lambda: _connections_of(own_server) == [])
+    await eventually(lambda: sshd.connections_of(own_server) == [])
 
 
 async def test_a_crowd_that_the_server_drops_gets_in_all_the_same(
@@ -432,7 +431,7 @@ async def test_a_connection_that_is_cut_comes_back_and_no_change_is_lost_or_made
     async with place.slow_change(session) as slow:
         reading = asyncio.create_task(session.read("s", [read("nap", seconds=0.3)]))
         await asyncio.sleep(0.1)
-        for pid in _connections_of(own_server):
+        for pid in sshd.connections_of(own_server):
             kill(pid)
         assert (await reading)[0].ok
         slow.let_go()
@@ -440,12 +439,6 @@ async def test_a_connection_that_is_cut_comes_back_and_no_change_is_lost_or_made
         assert (await slow.task).value == "slowly"
     assert place.lines("slow") == ["x"]
     assert _logins(own_server) == 2
-
-
-def _connections_of(server: sshd.Server) -> list[int]:
-    """The processes that sshd has forked for its connections, what runs on them left out."""
-    below = [pid for pid, _ in descendants(server.process.pid)]
-    return [pid for pid in below if Path(f"/proc/{pid}/comm").read_text().startswith("sshd")]
 
 
 @pytest.mark.parametrize("way", ["deadline", "cancel"])

@@ -21,7 +21,6 @@ import pytest
 
 from fleetfix.errors import HostError
 from fleetfix.inventory import Host
-from fleetfix.remote.api import descendants
 from fleetfix.session import Purpose, Session, open_session
 from tests.contract import sshd
 from tests.contract.command_contract import CommandContract
@@ -238,7 +237,7 @@ async def test_a_jump_host_is_connected_to_once_for_all_behind_it(
         sessions = await asyncio.gather(*(open_session(behind, PURPOSE) for _ in range(3)))
         assert _logins(own_server) - before == logins
         await asyncio.gather(*(session.close() for session in sessions))
-        await eventually(lambda: _connections_of(own_server) == [])
+        await eventually(lambda: sshd.connections_of(own_server) == [])
 
 
 async def test_a_command_connects_where_the_configuration_says_so(
@@ -265,7 +264,7 @@ async def test_a_crowd_that_the_server_drops_gets_in_all_the_same(tmp_path: Path
 async def test_a_connection_that_is_cut_comes_back(own_server: sshd.Server, host: Host) -> None:
     session: Session = await open_session(host, PURPOSE)
     reading = asyncio.create_task(session.read("s", [read("echo", value=1)]))
-    for pid in _connections_of(own_server):
+    for pid in sshd.connections_of(own_server):
         kill(pid)
     await reading
     assert _logins(own_server) == 2
@@ -289,12 +288,6 @@ async def test_sudo_is_told_its_password(
         session = await open_session(host, PURPOSE)
         assert session.info.uid == 0
         await session.close()
-
-
-def _connections_of(server: sshd.Server) -> list[int]:
-    """The processes that sshd has forked for its connections, what runs on them left out."""
-    below = [pid for pid, _ in descendants(server.process.pid)]
-    return [pid for pid in below if Path(f"/proc/{pid}/comm").read_text().startswith("sshd")]
 
 
 def _logins(server: sshd.Server) -> int:
