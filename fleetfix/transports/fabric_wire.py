@@ -12,6 +12,7 @@ import queue
 import select
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleetfix.conversation import Conversation, Receiver
@@ -89,14 +90,15 @@ class FabricWire:
         try:
             self._hear()
             code = self._channel.recv_exit_status()
-            end = f"exit {code}" if code >= 0 else "the connection closed"
+            dropped = code < 0
+            end = "the connection closed" if dropped else f"exit {code}"
         except Exception as error:  # noqa: BLE001 - whatever it is, the channel has ended by it
-            end = failure_of(error, "").message
+            end, dropped = failure_of(error, "").message, True
         finally:
             # By whoever listens: its descriptor must not be another's while it is waited for.
             with contextlib.suppress(Exception):
                 self._channel.close()
-        self._tell(self._receiver.ended, end)
+        self._tell(partial(self._receiver.ended, dropped=dropped), end)
         self._out.put(None)
 
     def _hear(self) -> None:

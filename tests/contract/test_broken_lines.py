@@ -149,8 +149,9 @@ async def test_an_idle_connection_is_cut_by_this_relay_and_comes_back(place: Pla
     assert relay.taken >= 2
 
 
+@pytest.mark.parametrize(("transport", "on_the_way"), [("asyncssh", [200, 1600]), ("fabric", [])])
 async def test_a_connection_that_breaks_before_the_runner_has_begun_is_made_again(
-    place: Place, relay: Relay
+    place: Place, relay: Relay, transport: str, on_the_way: list[int]
 ) -> None:
     began = place.folder / "began"
     python = place.folder / "python"
@@ -158,16 +159,15 @@ async def test_a_connection_that_breaks_before_the_runner_has_begun_is_made_agai
         f'#!/bin/sh\n[ -e {began} ] || {{ : > {began}; exec sleep 20; }}\nexec /usr/bin/env python3 "$@"\n'
     )
     python.chmod(0o755)
-    place.host = place.host.model_copy(update={"python": str(python)})
-    # Within the key exchange, and while logging in.
-    relay.cut_after = [200, 1600]
+    place.host = place.host.model_copy(update={"python": str(python), "transport": transport})
+    relay.cut_after = [*on_the_way]  # within the key exchange, and while logging in
     opening = asyncio.ensure_future(place.open())
     await eventually(began.exists)
-    assert relay.taken == 3
+    assert relay.taken == len(on_the_way) + 1
     relay.cut()
     session = await opening
     assert (await session.read("s", [read("echo", value=1)]))[0].value == 1
-    assert relay.taken == 4
+    assert relay.taken == len(on_the_way) + 2
 
 
 async def test_a_session_that_nobody_needs_comes_back_however_long_it_takes(
