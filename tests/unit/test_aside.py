@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,6 +89,21 @@ def test_putting_back_what_was_never_moved_does_nothing(cache: Path, ctx: Contex
     before = picture(cache.parent)
     assert not aside.put_back(ctx, str(cache), UID)["put_back"]
     assert picture(cache.parent) == before
+
+
+def test_what_was_moved_and_is_gone_is_missed_and_what_is_back_or_dropped_is_not(
+    cache: Path, ctx: Context
+) -> None:
+    lacks = aside.put_back.lacks  # type: ignore[attr-defined]
+    assert lacks(ctx, False) is None
+    moved = Path(aside.move(ctx, str(cache), UID)["moved"])
+    assert lacks(ctx, False) is None
+    moved.rename(cache)
+    assert lacks(ctx, False) is None, "it is back already"
+    shutil.rmtree(cache)
+    assert f"{moved} is gone" in lacks(ctx, False)
+    ctx.remember("dropped", True)
+    assert lacks(ctx, True) is None
 
 
 def test_a_cache_that_is_gone_already_is_no_error(tmp_path: Path, ctx: Context) -> None:

@@ -491,6 +491,17 @@ def test_undo_of_a_stop_brings_the_job_back_and_undo_of_a_start_ends_it(host: Gp
     assert relaunch.unstart(host.context("train"))["ended"] == []
 
 
+def test_a_capture_that_was_removed_by_hand_is_missed_before_anything_is_undone(host: GpuHost) -> None:
+    lacks = relaunch.restore.lacks  # type: ignore[attr-defined]
+    pid, _ = run_job(host)
+    assert lacks(host.context("stop"), False) is None, "nothing has been stopped"
+    stop(host, pid)
+    assert lacks(host.context("stop"), False) is None
+    Path(capture.path_of(host.context("stop"), "stop")).unlink()
+    assert "what starts the job again is gone" in lacks(host.context("stop"), False)
+    assert lacks(host.context("stop"), True) is None, "it was dropped at the good end of the run"
+
+
 def test_a_run_that_ended_well_can_still_be_undone_and_the_job_runs_after_it(host: GpuHost) -> None:
     pid, _ = run_job(host)
     stop(host, pid)

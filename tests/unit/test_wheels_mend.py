@@ -327,6 +327,20 @@ def test_settled_hold_is_gone_and_says_so(tmp_path, caches, files, host):
         host.undo(plan, "cuda_wheels")
 
 
+def test_a_hold_of_which_something_is_gone_is_told_before_anything_is_undone(tmp_path, caches, files, host):
+    venv = made("pip", tmp_path, caches, files)
+    lacks = wheels.restore.lacks
+    assert lacks(host.context("cuda_wheels"), False) is None, "nothing was done"
+    plan = mend(host, venv, files)
+    held = Path(host.context("cuda_wheels").recall("hold")["folder"])
+    assert lacks(host.context("cuda_wheels"), True) is None
+    (held / "0").unlink()
+    assert "1 files of the hold" in lacks(host.context("cuda_wheels"), False)
+    shutil.rmtree(held.parent)
+    assert f"the hold {held} is gone" in lacks(host.context("cuda_wheels"), False)
+    del plan
+
+
 def test_undo_of_nothing_does_nothing(tmp_path, caches, files, host):
     venv = made("pip", tmp_path, caches, files)
     before = snapshot(venv.path, times=True)
