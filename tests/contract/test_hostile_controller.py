@@ -79,7 +79,7 @@ class Talk:
 def talk(tmp_path: Path) -> Iterator[Talk]:
     one = Talk(tmp_path)
     yield one
-    if one.process.poll() is None:
+    if one.process.stdin is not None and not one.process.stdin.closed:
         one.close()
 
 
