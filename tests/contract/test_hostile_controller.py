@@ -52,7 +52,10 @@ class Talk:
     def answers(self, word: float) -> bool:
         """Whether a sign of life is answered; whatever else comes is frames."""
         assert self.process.stdout is not None
-        self.send({"op": "ping", "t": word})
+        try:
+            self.send({"op": "ping", "t": word})
+        except BrokenPipeError:
+            return False
         until = time.monotonic() + SECONDS
         while time.monotonic() < until and select.select([self.process.stdout], [], [], SECONDS)[0]:
             data = self.process.stdout.read(1 << 16)
