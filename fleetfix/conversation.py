@@ -676,10 +676,10 @@ class Conversation:
         self._post(pending)
         if streamed is not None and (piece := streamed.next_input(AHEAD)):
             self._send_to(streamed, piece)
-        if limit is not None:
+        if limit is not None and self._info is not None:
             limit += self._opening.timers.reconnect_within
         try:
-            async with _limit(limit, self._host.name, f"no answer to {frame['op']}") as pending.timeout:
+            async with self._limit(limit, frame) as pending.timeout:
                 if self._contact is None:
                     self._hold_deadline(pending)
                     self._wanted.set()
@@ -689,6 +689,18 @@ class Conversation:
                 return answer
         finally:
             self._pending.pop(n, None)
+
+    @contextlib.asynccontextmanager
+    async def _limit(self, seconds: float | None, frame: dict[str, Json]) -> Any:
+        try:
+            async with asyncio.timeout(seconds) as timeout:
+                yield timeout
+        except TimeoutError:
+            if self._info is None:
+                why = f"Python began there, and has said nothing more within {seconds:.0f} s"
+                raise _unreachable(self._host.name, why) from None
+            message = f"{self._host.name}: no answer to {frame['op']} within {seconds:.0f} s"
+            raise host_error("timed_out", message) from None
 
     def _post(self, pending: Pending) -> None:
         """Send a request and the sources it needs, if there is a contact; else it waits for the next."""
@@ -1015,15 +1027,6 @@ def _pauses(longest: float = LONGEST_PAUSE) -> Iterable[float]:
     """How long to wait between attempts: growing, and never the same for two sessions."""
     for attempt in itertools.count():
         yield min(0.2 * 2 ** min(attempt, 8), longest) * random.uniform(0.5, 1.5)
-
-
-@contextlib.asynccontextmanager
-async def _limit(seconds: float | None, host: str, what: str) -> Any:
-    try:
-        async with asyncio.timeout(seconds) as timeout:
-            yield timeout
-    except TimeoutError:
-        raise host_error("timed_out", f"{host}: {what} within {seconds:.0f} s") from None
 
 
 def _unreachable(host: str, why: str) -> HostError:

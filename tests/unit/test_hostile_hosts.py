@@ -207,6 +207,14 @@ async def test_a_run_that_a_host_names_is_nothing_to_a_shell(of: str, name: Any)
             pass
 
 
+async def test_a_runner_that_greets_and_says_nothing_more_has_the_time_to_connect_and_no_more() -> None:
+    nothing = forging("hello", lambda _: iter(()))
+    with pytest.raises(HostError, match="Python began there") as caught:
+        async with asyncio.timeout(30), session(nothing, timers=Timers(), connect_timeout=0.1):
+            pass
+    assert caught.value.failure.kind == "unreachable"
+
+
 # -- floods -----------------------------------------------------------------------------------------
 
 
