@@ -24,11 +24,13 @@ _NAMES: dict[str, str] = {
 }
 _PASSWORDS = re.compile(r"ansible_(?:\w+_)?pass(?:word|phrase)?")
 _KEYS = ("ansible_ssh_private_key_file", "ansible_private_key_file")
+_PATIENCE = ("ansible_ssh_timeout", "ansible_timeout")
 _SSH_ARGS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 _READ = frozenset(
     {
         *_NAMES,
         *_KEYS,
+        *_PATIENCE,
         *_SSH_ARGS,
         "ansible_connection",
         "ansible_python_interpreter",
@@ -47,7 +49,6 @@ _WITHOUT_MEANING = frozenset(
         "ansible_ssh_retries",
         "ansible_scp_if_ssh",
         "ansible_ssh_transfer_method",
-        "ansible_timeout",
     }
 )
 """How Ansible itself works over ssh; here nothing depends on it."""
@@ -78,6 +79,8 @@ class Words:
         self._connection(host, said, found)
         self._become(host, said, found)
         self._python(host, said, found)
+        for key in _PATIENCE:
+            self._patience(host, key, said.get(key), found)
         for key in _SSH_ARGS:
             for option, value in self._options(host, key, said.get(key)):
                 self._option(host, f"{key} {option}", option.lower().lstrip("-"), value, found)
@@ -131,6 +134,14 @@ class Words:
         elif not path.startswith("auto"):
             self.into.remark("ansible_python_interpreter", "no absolute path", host)
 
+    def _patience(self, host: str, shown: str, value: Json, found: dict[str, Json]) -> None:
+        """How long the host may take to answer, in whole seconds as ssh and Ansible have them."""
+        text = written(value) or ""
+        if text.isdecimal() and int(text):
+            found.setdefault("connect_timeout", int(text))
+        elif text not in ("", "0", "none"):
+            self.into.remark(shown, "no number of seconds", host)
+
     # -- options of ssh -----------------------------------------------------------------------
 
     def _options(self, host: str, key: str, value: Json) -> Iterator[tuple[str, str]]:
@@ -164,6 +175,8 @@ class Words:
             found.setdefault("port", int(value))
         elif option in ("l", "user"):
             found.setdefault("user", value)
+        elif option == "connecttimeout":
+            self._patience(host, shown, value, found)
         elif option == "f":
             self._file(host, shown, value, "ssh_config", found)
         elif option in ("i", "identityfile"):

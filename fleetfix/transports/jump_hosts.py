@@ -20,12 +20,13 @@ from fleetfix.inventory import Host
 from fleetfix.transports.name_lookup import look_up
 from fleetfix.transports.proxy_command import as_jump
 from fleetfix.transports.ssh_config import Settings, mentions, resolve, resolve_now
-from fleetfix.transports.ssh_login import Connection, Login, log_in
+from fleetfix.transports.ssh_login import Connection, Login, Unanswered, log_in
 
 LONGEST = 8
 """Jump hosts on one way; more is a way that leads in a circle."""
 REFUSED_FOR = 10.0
-"""Seconds in which a jump host that refused us is not asked again: every host behind it would do so."""
+"""Seconds in which a jump host that refused us, or did not answer, is not asked again: every host behind
+it would do so."""
 
 Resolve = Callable[[str, int | None, str | None], Awaitable[Settings]]
 
@@ -238,7 +239,9 @@ def _take(jump: _Jump, made: asyncio.Task[Connection]) -> None:
         jump.connection, jump.refused = made.result(), None
         if not jump.users:
             _aside(jump)  # it was made in the moment in which the last one went away
-    elif isinstance(error, HostError) and error.failure.kind in ("auth", "host_key"):
+    elif isinstance(error, Unanswered) or (
+        isinstance(error, HostError) and error.failure.kind in ("auth", "host_key")
+    ):
         jump.refused = (error, time.monotonic())
 
 

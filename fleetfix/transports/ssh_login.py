@@ -66,6 +66,10 @@ class Connection:
             await self.proxy.end()
 
 
+class Unanswered(HostError):
+    """The time to connect was over before there was an answer."""
+
+
 @dataclass
 class Attempt:
     """How far one attempt to log in has come; it tells what is waited for in vain."""
@@ -106,7 +110,7 @@ async def log_in(
             async with asyncio.timeout_at(until):
                 made = await _once(login, attempt, tunnel)
         except TimeoutError:
-            raise HostError(_timed_out(attempt, login.within)) from None
+            raise Unanswered(_timed_out(attempt, login.within)) from None
         except TROUBLE as error:
             over = loop.time() + pause >= until or (tunnel is not None and tunnel.is_closed())
             if not _dropped(error) or over or (attempt.proxy is not None and pause > 0.2):

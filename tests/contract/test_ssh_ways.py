@@ -235,7 +235,8 @@ async def test_a_wrong_key_of_the_jump_host_names_it_and_is_asked_once(
     assert connections == {"127.0.0.2": 1}
 
 
-async def test_a_jump_host_that_does_not_answer_is_named(configured: Configured) -> None:
+async def test_a_jump_host_that_does_not_answer_is_named_and_asked_once(configured: Configured) -> None:
+    asked: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = configured(
             f"Host b1\n Port {silent.getsockname()[1]}\n HostName 127.0.0.1", "Host gpu*\n ProxyJump b1"
@@ -243,6 +244,15 @@ async def test_a_jump_host_that_does_not_answer_is_named(configured: Configured)
         failures = await asyncio.gather(
             *(refused(host(f"gpu{n}", config), connect_timeout=0.6) for n in range(3))
         )
+        # Those whose turn comes later, too, are told what is known by then.
+        failures.append(await refused(host("gpu3", config), connect_timeout=0.6))
+        silent.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                asked.append(silent.accept()[0])
+    for one in asked:
+        one.close()
+    assert len(asked) == 1
     assert {failure.message for failure in failures} == {
         "jump host b1: it takes the connection and says nothing within 0.6 s"
     }
