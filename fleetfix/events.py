@@ -104,6 +104,8 @@ class RunStarted(Value):
     """What `exec` runs, in words and without secrets; empty for a playbook."""
     text: str = ""
     """The playbook itself, so that the run goes on with what it began with. Empty in older journals."""
+    secrets: tuple[str, ...] = ()
+    """The names of those that the playbook uses: to go on takes them again."""
 
 
 class RunResumed(Value):

@@ -425,16 +425,22 @@ class Journal:
             self._connection.execute("ROLLBACK")
 
     def _listed_as_recorded(self, run: str) -> bool:
-        """Whether the list of runs says of one what its records say."""
+        """Whether what is listed beside the records (runs, outcomes, trips, rates) says what they say."""
         ask = self._connection.execute
-        query = f"SELECT event FROM records WHERE run = ? AND kind IN {_LISTED} ORDER BY seq"
+        query = f"SELECT at, event FROM records WHERE run = ? AND kind IN {_LISTED} ORDER BY seq"
         try:
-            outcomes, exit, began = _as_listed(json.loads(text) for (text,) in ask(query, (run,)))
+            due = _as_listed((at, json.loads(text)) for at, text in ask(query, (run,)))
         except (ValueError, KeyError, TypeError):
             return False  # of a record that no chain covers
-        listed = ask("SELECT exit FROM runs WHERE run = ?", (run,)).fetchone()
-        ended = dict(ask("SELECT host, outcome FROM outcomes WHERE run = ?", (run,)).fetchall())
-        return ended == outcomes and (listed == (exit,) if began else listed is None)
+        columns = "playbook, began, ended, exit, dry, hosts, operator, controller, reason"
+        measured = "SELECT at, host, job, scope, rate, measurement FROM measurements WHERE run = ?"
+        found = _Listed(
+            run=ask(f"SELECT {columns} FROM runs WHERE run = ?", (run,)).fetchone(),
+            outcomes=dict(ask("SELECT host, outcome FROM outcomes WHERE run = ?", (run,))),
+            trips=set(ask("SELECT tripped, reason FROM breakers WHERE run = ?", (run,))),
+            rates={tuple(of): _read(text) for *of, text in ask(measured, (run,))},
+        )
+        return found == due
 
     def verify_links(self) -> Misfit | None:
         """Go over the beginnings of all runs: whether a whole run is gone."""
@@ -506,25 +512,56 @@ class Journal:
             return self._connection.execute(query, values).fetchall()
 
 
-_LISTED = "('run_started', 'run_resumed', 'run_finished', 'host_finished')"
+_LISTED = (
+    "('run_started', 'run_resumed', 'run_finished', 'host_finished', 'breaker_tripped', 'step_finished')"
+)
 
 
-def _as_listed(events: Iterable[Any]) -> tuple[dict[str, str], int | None, bool]:
-    """How each host and the run ended by its records, as the list has it, and whether it began."""
-    outcomes: dict[str, str] = {}
-    exit: int | None = None
-    began = False
-    for event in events:
+@dataclasses.dataclass
+class _Listed:
+    """What the tables beside the records have of a run."""
+
+    run: tuple[object, ...] | None = None
+    outcomes: dict[str, str] = dataclasses.field(default_factory=dict)
+    trips: set[tuple[object, ...]] = dataclasses.field(default_factory=set)
+    rates: dict[tuple[object, ...], object] = dataclasses.field(default_factory=dict)
+
+
+def _as_listed(events: Iterable[tuple[float, Any]]) -> _Listed:
+    """What those tables have by its records."""
+    due = _Listed()
+    begun: tuple[object, ...] = ()
+    ended: tuple[float | None, int | None] = (None, None)
+    for at, event in events:
         match event["kind"]:
             case "host_finished":
-                outcomes[event["host"]] = event["outcome"]
+                due.outcomes[event["host"]] = event["outcome"]
             case "run_finished":
-                exit = event["exit"]
-            case kind:
-                began, exit = began or kind == "run_started", None
-                for host in event["hosts"] if kind == "run_resumed" else ():
-                    outcomes.pop(host, None)
-    return outcomes, exit, began
+                ended = at, event["exit"]
+            case "breaker_tripped":
+                due.trips.add((at, event["reason"]))
+            case "step_finished":
+                of = event.get("measured")
+                if of is not None and event.get("proven"):
+                    due.rates[at, event["host"], of["job"], of["scope"], of["rate"]] = of
+            case "run_resumed":
+                ended = None, None
+                for host in event["hosts"]:
+                    due.outcomes.pop(host, None)
+            case _:
+                ended = None, None
+                by = event["operator"], event["controller"], event.get("reason", "")
+                begun = event["playbook"], at, event.get("dry", False), json.dumps(event["hosts"]), *by
+    if begun:
+        due.run = (*begun[:2], *ended, *begun[2:])
+    return due
+
+
+def _read(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 # -- making and opening ---------------------------------------------------------------------------

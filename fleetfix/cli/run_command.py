@@ -34,7 +34,7 @@ from fleetfix.journal import Journal
 from fleetfix.policy import Policy
 from fleetfix.recorder import Recorder
 from fleetfix.runs import new_run_id
-from fleetfix.secret_values import BECOME
+from fleetfix.secret_values import BECOME, mask
 from fleetfix.session import Feed, Stream
 from fleetfix.state import RunState
 from fleetfix.views.command import Gathered, Live, command_summary, waits_for
@@ -78,6 +78,7 @@ def conduct(order: Order) -> int:
     hosts = tuple(_as_asked(host, order.become) for host in inventory.select(order.hosts, order.exclude))
     secret_sources.hold_given(given)
     secret_sources.hold_become_password(hosts)
+    _refuse_secrets_openly(command)
     above = config.load().confirm_above
     chosen = HostSet(host.name for host in hosts)
     if (order.yes_hosts is not None or len(hosts) > above) and consent.required(
@@ -121,6 +122,17 @@ def _command(order: Order) -> Execute:
     if not " ".join(order.words).strip():
         raise UsageError("no command is given", hint="fleetfix exec --hosts 'gpu[01-16]' -- uptime")
     return Execute(argv=("/bin/sh", "-c", " ".join(order.words)), fed=fed, timeout=timeout)
+
+
+def _refuse_secrets_openly(command: Execute) -> None:
+    """The hosts' lists of processes show a command to every user there."""
+    openly = "\n".join((*command.argv, (command.script or b"").decode(errors="replace")))
+    known = mask()
+    if known is not None and known.finds(openly):
+        raise UsageError(
+            "the value of a secret stands openly in the command",
+            hint='give it by --secret NAME=SOURCE; in single quotes, "$NAME" is left to the hosts to read',
+        )
 
 
 def _script(path: str) -> bytes:

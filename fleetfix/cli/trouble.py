@@ -115,7 +115,8 @@ def _folders() -> list[Path]:
 def _write(message: str, hint: str = "") -> None:
     from fleetfix.views.fit import fit
 
-    first, *more = message.split("\n")
+    # Before anything is cut: of half a secret nothing would tell that it is one.
+    first, *more = masked(message).split("\n")
     _lines([fit(f"fleetfix: {first}", sys.stderr), *more, *_hint(hint)])
 
 

@@ -144,6 +144,7 @@ def _run_started(request: Request) -> RunStarted:
         last=known_to_go_last(request.hosts, request.jumps),
         controller_machine=request.machine,
         text=request.playbook.text,
+        secrets=request.playbook.secrets,
     )
 
 

@@ -72,9 +72,12 @@ def unfinished_text(state: RunState, *, paint: Paint = PLAIN) -> str:
     lines += _outcomes(replace(state, hosts=others), paint)
     lines += _settled(state)
     if to_take_up(state):
-        lines.append(f"go on: fleetfix resume {state.run}")
-    if any(host.started and not (host.committed or host.released) for host in state.hosts.values()):
-        lines.append(f"go back: fleetfix rollback {state.run}")
+        lines.append(f"go on: {_resume(state)}")
+    touched = [
+        host for host in state.hosts.values() if host.started and not (host.committed or host.released)
+    ]
+    if touched:
+        lines.append(f"go back: {_rollback(state, touched)}")
     return "\n".join(lines)
 
 
@@ -179,17 +182,32 @@ def ways_on(state: RunState) -> Iterator[str]:
         if host.midway or host.outcome not in (None, "not_started", *GOOD)
     ]
     bad.sort(key=lambda host: -1 if host.outcome is None else order[host.outcome])
-    open_ = HostSet(host.name for host in bad if _left_open(host))
+    open_ = [host for host in bad if _left_open(host)]
     if bad:
         yield f"look closer: fleetfix show {state.run} {bad[0].name}"
     was_command = state.started is not None and state.started.command
     on = HostSet(to_take_up(state)) if _was_cut_short(state) and not was_command else HostSet()
     if on:
-        yield f"go on with {fold(on)}: fleetfix resume {state.run}"
+        yield f"go on with {fold(on)}: {_resume(state)}"
     if open_:
-        yield f"go back on {fold(open_)}: fleetfix rollback {state.run}"
+        names = HostSet(host.name for host in open_)
+        yield f"go back on {fold(names)}: {_rollback(state, open_)}"
     if state.tripped:
         yield "no run changes hosts of this inventory until: fleetfix breaker reset --reason TEXT"
+
+
+def _resume(state: RunState) -> str:
+    return " ".join(["fleetfix resume", state.run, *_given(state.started.secrets if state.started else ())])
+
+
+def _rollback(state: RunState, hosts: Iterable[HostState]) -> str:
+    needed = {name for host in hosts for change in host.changes.values() for name in change.secrets}
+    return " ".join(["fleetfix rollback", state.run, *_given(sorted(needed))])
+
+
+def _given(secrets: Iterable[str]) -> Iterator[str]:
+    """The options that give these secrets; where from is the operator's word."""
+    return (f"--secret {name}=SOURCE" for name in secrets)
 
 
 def _was_cut_short(state: RunState) -> bool:

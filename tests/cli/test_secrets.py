@@ -121,11 +121,13 @@ def test_a_run_that_is_taken_up_takes_the_secrets_again(
     world = fleet["gpu01"].world
     world["hook"] = lambda: (world.pop("hook"), os.kill(os.getpid(), signal.SIGINT))
     with fleet:
-        run = fleetfix("run", "./signed-in.yaml", "--hosts", "gpu[01-02]", *ON[2:], "--yes", *signed_in).run
+        ran = fleetfix("run", "./signed-in.yaml", "--hosts", "gpu[01-02]", *ON[2:], "--yes", *signed_in)
+        run = ran.run
         secret_values.forget()
         with_none = fleetfix("resume", run, "--yes")
         assert fleet["gpu02"].runs("shell.run") == []
         with_all = fleetfix("resume", run, *signed_in, "--yes")
+    assert f"fleetfix resume {run} --secret token=SOURCE --secret db_pass=SOURCE\n" in ran.out
     assert (with_none.code, "not given: token, db_pass" in with_none.err) == (1, True)
     assert (with_all.code, fleet["gpu02"].world["left"]) == (0, True)
 
@@ -222,6 +224,18 @@ def test_exec_gives_a_command_its_secrets_by_its_environment(
     assert files_with(place / "state", TOKEN) == []
 
 
+def test_a_command_in_which_a_value_stands_openly_runs_nowhere(
+    fleetfix: Line, fleet: Fleet, place: Path, signed_in: tuple[str, ...]
+) -> None:
+    (place / "sign-in").write_text(f"#!/bin/sh\necho {TOKEN}\n")
+    words = ("exec", *ON, *signed_in[:2])
+    with fleet:
+        refused = [fleetfix(*words, "--", f"echo {TOKEN}"), fleetfix(*words, "--script", "sign-in")]
+    assert [(one.code, "stands openly in the command" in one.err) for one in refused] == [(1, True)] * 2
+    assert not any(TOKEN in one.out + one.err for one in refused)
+    assert fleet["gpu01"].opened == 0
+
+
 def test_the_password_for_sudo_comes_from_the_same_sources(
     fleetfix: Line, fleet: Fleet, place: Path, signed_in: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +281,16 @@ def test_events_are_masked_but_for_what_things_are_known_by() -> None:
     assert (masked.text, masked.reason) == ("secret-1", "***")  # type: ignore[union-attr]
     other = HostSaid(host="a", step="b", text="no")
     assert without_secrets(other, mask) is other
+
+
+def test_a_way_back_is_told_with_the_secrets_that_it_takes(
+    fleetfix: Line, fleet: Fleet, place: Path, signed_in: tuple[str, ...]
+) -> None:
+    (place / "signed-in.yaml").write_text(PLAYBOOK + "    on_failure: stop\n")
+    fleet["gpu01"].world["broken"] = "left"
+    with fleet:
+        ran = fleetfix(*RUN, *signed_in)
+    assert f"fleetfix rollback {ran.run} --secret token=SOURCE\n" in ran.out
 
 
 def test_a_traceback_that_is_kept_has_no_secret(place: Path) -> None:

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from fleetfix.events import HostFinished, HostSaid, Record, RunFinished, RunResumed
+from fleetfix.events import (
+    BreakerTripped,
+    HostFinished,
+    HostSaid,
+    Record,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+)
 from fleetfix.journal import APPLICATION, MIGRATIONS, Journal
-from tests.unit.test_journal import records, started
+from tests.unit.test_journal import proven, records, started
 
 RUNS = tuple(f"20300102-03040{n}-purge-cu13-abcd" for n in range(3))
 
@@ -76,6 +84,8 @@ SWAP = f"UPDATE records SET seq = CASE seq WHEN 4 THEN -5 ELSE -4 END WHERE {OF_
         ((f"DELETE FROM records WHERE {OF_RUN}",), 1, "cut off"),
         ((f"DELETE FROM chains WHERE {OF_RUN}",), 1, "chain"),
         ((f"UPDATE runs SET exit = 2 WHERE {OF_RUN}",), None, "list of runs"),
+        ((f"UPDATE runs SET operator = 'eve' WHERE {OF_RUN}",), None, "list of runs"),
+        ((f"UPDATE runs SET hosts = '[]' WHERE {OF_RUN}",), None, "list of runs"),
         ((f"DELETE FROM runs WHERE {OF_RUN}",), None, "list of runs"),
         (
             (f"UPDATE outcomes SET outcome = 'failed' WHERE {OF_RUN} AND host = 'gpu02'",),
@@ -91,6 +101,27 @@ def test_the_first_record_that_does_not_fit_is_told(
     said = told(folder)
     assert said[0] == seq
     assert why in said[1]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM breakers",
+        "UPDATE breakers SET tripped = 1.0",
+        "DELETE FROM measurements",
+        "UPDATE measurements SET measurement = replace(measurement, '20000', '12800')",
+        "UPDATE measurements SET measurement = 'x'",
+    ],
+)
+def test_a_trip_or_a_rate_that_is_not_as_recorded_is_told(tmp_path: Path, statement: str) -> None:
+    folder = tmp_path / "state"
+    with Journal.open(folder) as journal:
+        journal.append(records(started(), proven(20000), BreakerTripped(reason="two lost"), run=RUNS[1]))
+        assert journal.verify(RUNS[1]).misfit is None
+        journal.reset_breaker("lab", at=2000.0, by="ann", reason="disk replaced")
+        assert journal.verify(RUNS[1]).misfit is None
+    edit(folder, statement)
+    assert "list of runs" in told(folder)[1]
 
 
 def test_a_record_that_was_added_is_told(folder: Path) -> None:
@@ -170,7 +201,10 @@ def test_the_chain_of_an_older_journal_begins_where_it_is_first_written_to(tmp_p
             text = json.dumps(event.model_dump(mode="json"))
             row = (run, record.seq, record.at, 1, event.kind, getattr(event, "host", None), text)
             old.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        listed = (run, "purge-cu13", 1000.0, None, None, 0, "[]", "op", "desk", "")
+        begun = one_run(run)[0]
+        assert isinstance(begun.event, RunStarted)
+        hosts = json.dumps(begun.event.hosts)
+        listed = (run, "purge-cu13", begun.at, None, None, 0, hosts, "op", "desk", begun.event.reason)
         old.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", listed)
         old.execute("PRAGMA user_version = 2")
         old.execute(f"PRAGMA application_id = {APPLICATION}")
