@@ -333,13 +333,23 @@ def _end_command(process):
     born = stat_of(process.pid)
     left = end_tree(process.pid)
     process.poll()
-    if born is not None:
-        # Detached processes were handed to this one, a subreaper; what it started before stays.
-        table = all_processes()
-        for pid, (_, ppid, start) in table.items():
-            if ppid == os.getpid() and start >= born[2] and (pid, start) not in left:
-                left += end_tree(pid)
+    # Detached processes were handed to this one, a subreaper: more of them for as long as any is ended.
+    while born is not None:
+        strays = [one for one in _children_since(born[2]) if one not in left]
+        if not strays:
+            break
+        for pid, _ in strays:
+            left += end_tree(pid)
     return left
+
+
+def _children_since(start):
+    """[(pid, start)] of the living children of this process that were started then or later."""
+    return [
+        (pid, its)
+        for pid, (state, ppid, its) in all_processes().items()
+        if ppid == os.getpid() and its >= start and state not in "ZX"
+    ]
 
 
 def become(uid, gid=None):
@@ -515,47 +525,43 @@ def descendants(root, table=None):
     return found
 
 
-def end_tree(root, grace=0.0, spare=()):
+def end_tree(root, grace=0.0):
     """End `root` and all below it, and return [(pid, start)] of those that cannot be ended.
 
     TERM first when there is a grace (seconds), then KILL until nothing is left. `root` goes last, so
-    that what its children leave behind still has it, a subreaper, as parent. `spare` holds pids that
-    are not signalled.
+    that what its children leave behind still has it, a subreaper, as parent; it is stopped meanwhile, for
+    a loop would start its next child at once.
     """
     own = _self(root)
     if grace > 0:
-        for one in [*descendants(root), own]:
-            if one[0] not in spare:
-                send(one[0], one[1], signal.SIGTERM)
-        _until(lambda: not _living(root, spare), grace, 0.02)
-    left = end_below(root, spare=spare)
+        for pid, start in [*descendants(root), own]:
+            send(pid, start, signal.SIGTERM)
+        _until(lambda: not _living(root), grace, 0.02)
+    send(own[0], own[1], signal.SIGSTOP)
+    left = end_below(root)
     send(own[0], own[1], signal.SIGKILL)
-    _until(lambda: _reap(root) or not alive(*own), 2.0)
+    begun = time.monotonic()
+    _until(lambda: _reap(root) or not alive(*own) or _waits_in_kernel([own], begun), 5.0)
     # What could not be ended is no longer below `root` once that is gone.
     return [one for one in [own, *left] if alive(*one)]
 
 
-def end_below(root, grace=0.0, spare=()):
+def end_below(root, grace=0.0):
     """End all below `root` but not `root`, and return [(pid, start)] of those that cannot be ended."""
     if grace > 0:
         for pid, start in descendants(root):
-            if pid not in spare:
-                send(pid, start, signal.SIGTERM)
-        _until(lambda: not _below(root, spare), grace, 0.02)
+            send(pid, start, signal.SIGTERM)
+        _until(lambda: not descendants(root), grace, 0.02)
 
     def kill():
-        left = _below(root, spare)
+        left = descendants(root)
         for pid, start in left:
             send(pid, start, signal.SIGKILL)
-        # One that waits in the kernel for a device or a file server may wait for ever.
-        waits = time.monotonic() > begun + IN_KERNEL and all(
-            (stat_of(pid) or "D")[0] == "D" for pid, _ in left
-        )
-        return not left or waits
+        return not left or _waits_in_kernel(left, begun)
 
     begun = time.monotonic()
     _until(kill, 5.0)
-    return _below(root, spare)
+    return descendants(root)
 
 
 def _until(true, seconds, pause=0.005):
@@ -564,13 +570,14 @@ def _until(true, seconds, pause=0.005):
         time.sleep(pause)
 
 
+def _waits_in_kernel(left, begun):
+    """Whether all that is left waits there, for a device or a file server, and may do so for ever."""
+    return time.monotonic() > begun + IN_KERNEL and all((stat_of(pid) or "X")[0] == "D" for pid, _ in left)
+
+
 def _self(root):
     stat = stat_of(root)
     return (root, stat[2] if stat else -1)
-
-
-def _below(root, spare):
-    return [one for one in descendants(root) if one[0] not in spare]
 
 
 def name_of(pid):
@@ -582,9 +589,9 @@ def name_of(pid):
         return str(pid)
 
 
-def _living(root, spare):
+def _living(root):
     own = _self(root)
-    return ([own] if alive(*own) else []) + _below(root, spare)
+    return ([own] if alive(*own) else []) + descendants(root)
 
 
 def _reap(pid):

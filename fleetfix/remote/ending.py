@@ -92,7 +92,7 @@ def _kill(known):
             return
         if time.monotonic() > until:
             break
-        for pid in left:
+        for pid in _stopped(left, known):
             send(pid, known[pid], signal.SIGKILL)
         time.sleep(0.02)
     named = ", ".join("%d (%s)" % (pid, procs.comm_of(pid)) for pid in left[:5])
@@ -101,6 +101,18 @@ def _kill(known):
         "%d processes cannot be ended: %s" % (len(left), named),
         "they wait in the kernel: look at dmesg for Xid; a reboot ends them",
     )
+
+
+def _stopped(left, known):
+    """Stop them first, with what they have started meanwhile: what a loop starts while it is being ended
+    would be nobody's child."""
+    stopped = set()
+    while not stopped.issuperset(left):
+        for pid in left:
+            stopped.add(pid)
+            send(pid, known[pid], signal.SIGSTOP)
+        left = _living(known)
+    return left
 
 
 def watch_for_return(faces, since, seconds=RESPAWN_WATCH):

@@ -33,3 +33,22 @@ def test_what_hangs_while_it_ends_another_is_given_up_too() -> None:
     assert failure["kind"] == "hung"
     assert "gpus.survey was not done within 0.1 s" in failure["message"]
     assert "hangs too" in failure["message"]
+
+
+LOOPS = """
+import json, os, sys
+from fleetfix.remote import api
+
+api.be_subreaper()
+context = api.Context("r", "s", "/", state=None, dry=True, deadline=None)
+loop = "trap '' TERM; (setsid sh -c 'while :; do sleep 60; done' &) ; while :; do sleep 60; done"
+ran = context.command(["sh", "-c", loop], timeout=0.2)
+left = [api.name_of(pid) for pid, _ in api.descendants(os.getpid())]
+api.end_below(os.getpid())
+print(json.dumps([ran.exit, ran.stuck, left]))
+"""
+
+
+def test_a_loop_that_starts_what_is_ended_again_is_ended_with_it() -> None:
+    done = subprocess.run([sys.executable, "-c", LOOPS], capture_output=True, text=True, timeout=30)
+    assert json.loads(done.stdout) == [None, [], []], done.stderr
