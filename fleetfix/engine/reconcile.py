@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from fleetfix.errors import Failure
 from fleetfix.events import ChangeFound, ChangeShown, FoundState
 from fleetfix.playbook import Step
-from fleetfix.session import Past
+from fleetfix.session import Past, Session
 from fleetfix.state import HostState, step_of
 
 FINISHED = ("ok", "changed", "skipped")
@@ -42,6 +43,40 @@ def never_begun(host: HostState, logged: Collection[str]) -> tuple[ChangeFound, 
         for id, shown in host.changes.items()
         if id not in logged
     )
+
+
+def forgotten(
+    host: HostState, past: Collection[Past], claimed: Sequence[str], *, kept: bool
+) -> Failure | None:
+    """What was begun on a host that its own log does not hold any more: nobody knows what became of it.
+
+    `claimed` is what the host's claim says to be open, `kept` whether its note of the run's steps is there.
+    """
+    logged, summaries = {one.id for one in past}, {one.summary for one in past}
+    if not past and not kept:
+        gone = [shown.summary for shown in host.changes.values()]
+    else:
+        # What the host never answered for it may never have begun.
+        answered = host.done | host.failed
+        open_ = host.changes.items()
+        gone = [shown.summary for id, shown in open_ if id in answered and id not in logged]
+    if not gone:  # this journal does not know of it: the host may
+        apart = [item.partition(": ") for item in claimed]
+        gone = [
+            "".join(item)
+            for item in apart
+            if not past or (item[0] == "in_doubt" and item[2] not in summaries)
+        ]
+    if not gone:
+        return None
+    what = "; ".join(gone)
+    message = f"the host has no record of this run any more (rebooted, swept or torn), which began: {what}"
+    return Failure(kind="in_doubt", message=message)
+
+
+def open_by_claim(session: Session, run: str) -> tuple[str, ...]:
+    """What the host's claim of a run says to be open, as the session was told when it opened."""
+    return tuple(item for claim in session.info.claims if claim.run == run for item in claim.open)
 
 
 def _told(host: HostState, change: str) -> FoundState | None:

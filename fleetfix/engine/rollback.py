@@ -11,7 +11,7 @@ from fleetfix.commands import Completed
 from fleetfix.engine.context import RunContext
 from fleetfix.engine.line import Line
 from fleetfix.engine.pending import Foreseen, foresee
-from fleetfix.engine.reconcile import corrections, never_begun
+from fleetfix.engine.reconcile import corrections, forgotten, never_begun, open_by_claim
 from fleetfix.errors import NO_WAY_IN, Failure, HostError
 from fleetfix.events import ChangeUndone, HostSaid, Outcome, RollbackFinished
 from fleetfix.playbook import Step
@@ -109,9 +109,9 @@ async def undo_all(
     nothing and can be asked again, so nothing older is undone before it. What is irreversible, or was
     recorded where a reboot made it unknown, is said and never counted as undone.
     """
-    went = WentBack()
     past = await session.past()
-    went.errors += await _lost_records(session, host, past, recorder)
+    lost = await lost_records(session, host, past, recorder)
+    went = WentBack(errors=[lost] if lost is not None else [])
     absent = never_begun(recorder.state.hosts[host], {one.id for one in past}) if not went.errors else ()
     # A job that spans hosts may have ended here because it was stopped on another: see below.
     late = [event for event in absent if in_turn is not None and event.shown.job == "stops"]
@@ -173,16 +173,17 @@ def _lacks_secrets(past: Sequence[Past]) -> Failure | None:
     return Failure(kind="blocked", message=f"to undo this takes secrets: {', '.join(missing)}", hint=hint)
 
 
-async def _lost_records(
+async def lost_records(
     session: Session, host: str, past: Sequence[Past], recorder: Recorder
-) -> list[Failure]:
-    """What the journal knows to have been begun on a host that remembers nothing of the run."""
-    begun = recorder.state.hosts[host].changes
-    if past or not begun or await session.recall("bound") is not None:
-        return []
-    what = "; ".join(shown.summary for shown in begun.values())
-    message = f"the host has no record of this run any more (rebooted, or swept), which began: {what}"
-    return [Failure(kind="in_doubt", message=message, hint="look at the host by hand")]
+) -> Failure | None:
+    """Why the host's own log does not tell all that this run began there; None where it does."""
+    kept = await session.recall("bound") is not None
+    run = recorder.run
+    failure = forgotten(recorder.state.hosts[host], past, open_by_claim(session, run), kept=kept)
+    if failure is None:
+        return None
+    hint = f"look at the host by hand, then fleetfix release {run} --hosts {host}"
+    return failure.model_copy(update={"hint": hint})
 
 
 def _cannot(past: Past) -> Failure | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fleetfix.engine.context import OpenSession
 from fleetfix.engine.functions import with_functions
+from fleetfix.engine.rollback import lost_records
 from fleetfix.errors import Failure, HostError, JournalError
 from fleetfix.events import (
     HostCommitted,
@@ -87,6 +88,8 @@ class Settling:
 
     async def _commit(self, host: Host, session: Session) -> None:
         past = await session.past()
+        if (lost := await lost_records(session, host.name, past, self.recorder)) is not None:
+            raise HostError(lost)
         if past and all(one.state == "undone" for one in past):
             said = "nothing is left to commit: the run went back here"
             self.recorder.record(HostSaid(host=host.name, step="", text=said))
@@ -102,7 +105,10 @@ class Settling:
         )
 
     async def _release(self, host: Host, session: Session) -> None:
-        left = tuple(f"{one.state}: {one.summary}" for one in await session.past() if one.state != "undone")
+        past = await session.past()
+        left = [f"{one.state}: {one.summary}" for one in past if one.state != "undone"]
+        if (lost := await lost_records(session, host.name, past, self.recorder)) is not None:
+            left.append(f"{lost.kind}: {lost.message}")
         await session.release()
         self.recorder.record(
             HostReleased(
@@ -110,7 +116,7 @@ class Settling:
                 operator=self.purpose.operator,
                 controller=self.purpose.controller,
                 reason=self.purpose.reason,
-                left=left,
+                left=tuple(left),
             )
         )
 

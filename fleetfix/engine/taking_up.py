@@ -6,6 +6,7 @@ from typing import Any
 
 from fleetfix.engine.ends import Ends
 from fleetfix.engine.reconcile import behind, corrections
+from fleetfix.engine.rollback import lost_records
 from fleetfix.engine.visit import Visit
 from fleetfix.errors import Failure, HostError
 from fleetfix.events import HostPlanned, HostStarted, StepPlanned
@@ -27,9 +28,8 @@ async def take_up(visit: Visit, ends: Ends) -> bool:
     visit.formed = _formed(visit, await session.recall("cohort"))
     past = await _settled(visit, session)
     kept = await session.recall("bound")
-    lost = visit.state.changes and kept is None and not past
-    if lost:
-        ends.finish("in_doubt", forgotten(visit).message, forgotten(visit), visit.state.step)
+    if (lost := await lost_records(session, visit.host.name, past, visit.context.recorder)) is not None:
+        ends.finish("in_doubt", lost.message, lost, visit.state.step)
         return False
     if kept is not None:
         visit.steps, planned = _kept(kept)
@@ -69,18 +69,6 @@ async def _settled(visit: Visit, session: Session) -> tuple[Past, ...]:
                 told.add(one.id)
                 visit.say(one.step, f"still runs there, and is waited for: {one.summary}")
         await visit.context.pause(LOOK_AGAIN)
-
-
-def forgotten(visit: Visit) -> Failure:
-    """What is known of a host that remembers nothing of a run that changed it."""
-    what = "; ".join(shown.summary for shown in visit.state.changes.values())
-    message = f"the host has no record of this run any more (rebooted, or swept), which began: {what}"
-    run, host = visit.context.request.run, visit.host.name
-    return Failure(
-        kind="in_doubt",
-        message=message,
-        hint=f"look at the host by hand, then fleetfix release {run} --hosts {host}",
-    )
 
 
 def _tell_beginning(visit: Visit, planned: list[StepPlanned]) -> None:

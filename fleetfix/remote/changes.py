@@ -429,6 +429,7 @@ def commit(runner, frame):
     answer = yield runner.fork("change", "", _on_holds(runner, "holds.drop_of_run"))
     if not is_ok(answer):
         raise Refusal("command", "not all was dropped: %s" % _why(answer), "commit it again")
+    runner.records.drop_ballast()
     runner.records.log.append("ended", outcome="committed", commit=True)
     runner.ledger.enter("ended", outcome="committed", anchor="")
     runner.claims.drop(runner.home, runner.run)
@@ -480,6 +481,7 @@ def release(runner, frame):
     # Two runs may have a claim here, in different places: neither may stand in the way of the other.
     _own(runner, beside_claims=True)
     yield from _quiet(runner, None)
+    runner.records.drop_ballast()
     with contextlib.suppress(OSError):  # a full disk does not keep a claim alive
         runner.records.log.append("ended", outcome="released", commit=False)
         runner.ledger.enter("ended", outcome="released", anchor="")

@@ -43,7 +43,7 @@ from fleetfix.events import (
     WaveStarted,
 )
 from fleetfix.hostset import HostSet
-from fleetfix.state import RunState
+from fleetfix.state import HostState, RunState
 from fleetfix.views.amounts import count, duration
 from fleetfix.views.at_work import Since, waited_for
 from fleetfix.views.grouping import counted
@@ -311,7 +311,7 @@ class Lines:
         if isinstance(event, HostPlanned):
             self._planned += 1
             self._progress(record, state)
-        elif isinstance(event, HostFinished) and state.hosts[event.host].pending is None:
+        elif isinstance(event, HostFinished) and _gave_up(state.hosts[event.host]):
             self._given_up += 1
             self._progress(record, state)
         if not self._teller.too_much(record) and (line := line_of(record, state, self._paint)):
@@ -323,3 +323,8 @@ class Lines:
         self._told_at = record.at
         given_up = f", {self._given_up} given up" if self._given_up else ""
         self._line(f"planned {self._planned} of {count(len(state.hosts), 'host')}{given_up}")
+
+
+def _gave_up(host: HostState) -> bool:
+    """Whether a host has ended without a plan. One that goes back needs none."""
+    return host.pending is None and not host.going_back

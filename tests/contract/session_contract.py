@@ -379,6 +379,7 @@ class SessionPromises:
         await eventually_released(place, second)
         await second.release()
         assert place.lines("f") == ["x"]
+        assert not list(place.root.rglob("ballast")), "room is kept for who goes back only"
         other = await place.open("r2")
         assert other.info.claims == ()
         await other.acquire()

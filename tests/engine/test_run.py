@@ -10,10 +10,12 @@ import pytest
 
 from fleetfix.engine.context import Interrupts
 from fleetfix.engine.going_back import roll_back
+from fleetfix.engine.settling import Settling
 from fleetfix.errors import Failure, FailureKind, HostError, JournalError
 from fleetfix.events import Record
 from fleetfix.policy import Policy, Share
 from fleetfix.recorder import Recorder
+from fleetfix.session import Purpose
 from fleetfix.state import RunState, fold
 from fleetfix.transports.scripted import Fleet, ScriptedHost
 from tests.engine.toys import Fast, HandClock, Lit, Shelf, Switch, _set, play, request, step, toy_host
@@ -549,18 +551,31 @@ async def test_what_cannot_be_undone_is_said_and_never_called_rolled_back() -> N
     assert host.claims == {}, "there is nothing more that anyone could do about it"
 
 
-async def test_a_host_that_forgot_the_run_is_not_called_rolled_back() -> None:
-    host = toy_host(a=False)
-    host.lose(after=1)
+@pytest.mark.parametrize("torn", [False, True], ids=["removed", "torn"])
+async def test_a_host_that_forgot_the_run_is_not_called_rolled_back(torn: bool) -> None:
+    host = toy_host(a=False, b=False)
+    if torn:
+        host.lose(before=2)
+    else:
+        host.lose(after=1)
     fleet, shelf = Fleet({"gpu01": host}), Shelf()
-    state, _ = await play(fleet, SWITCHES[:1], shelf=shelf)
+    state, _ = await play(fleet, SWITCHES[:2], shelf=shelf)
     host.log.clear()
-    host.claims.clear()
-    host.notes.clear()
+    if not torn:
+        host.notes.clear()
     state = await go_back(fleet, shelf, state)
     assert outcomes(state) == {"gpu01": "rollback_failed"}
     assert "no record of this run" in shelf.of("host_finished")[-1].reason
     assert state.rolled_back_exit == 2
+    asked = request(["gpu01"], SWITCHES[:2])
+    purpose = Purpose(run=asked.run, playbook="toy", dry=False, operator="ann", controller="here")
+    settling = Settling(
+        purpose, asked.hosts, Recorder(asked.run, shelf, state=state, seq=len(shelf.records))
+    )
+    with fleet:
+        assert await settling.commit() == 2
+        assert await settling.release() == 0
+    assert "which began: turn a on" in shelf.of("host_released")[0].left[0]
 
 
 async def test_the_first_error_of_a_host_stays_whatever_comes_of_going_back_later() -> None:
