@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from fleetfix import secret_values
 from fleetfix.cli import config, consent, secret_sources
 from fleetfix.cli.conduct import bind, driver, operator
 from fleetfix.cli.descriptors import room_for
@@ -18,7 +19,7 @@ from fleetfix.cli.show import Show
 from fleetfix.cli.signals import heard
 from fleetfix.cli.state_dir import state_dir
 from fleetfix.engine.going_back import roll_back
-from fleetfix.errors import PlaybookError, UsageError
+from fleetfix.errors import FleetfixError, PlaybookError, UsageError
 from fleetfix.events import ChangeShown
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import Host
@@ -91,6 +92,23 @@ def _hold_secrets(known: RunState, hosts: tuple[Host, ...], order: Return) -> No
         )
     secret_sources.hold_given(given)
     secret_sources.hold_become_password(hosts)
+    if given:
+        _confine_secrets(known, hosts, order.inventory)
+
+
+def _confine_secrets(known: RunState, hosts: tuple[Host, ...], inventory: str | None) -> None:
+    """Give each host the secrets of its own steps and changes, as when the run went there."""
+    started = known.started
+    if started is None or not started.text:
+        return  # another machine began it: its hosts alone know their steps
+    try:
+        everywhere = load_inventory(inventory or started.inventory)
+        bound = bind(read(started.text, started.source), hosts, started.settings, everywhere)
+    except FleetfixError:
+        return  # it cannot be bound as it was: that is no reason not to go back
+    own = {host: secret_sources.used_by(steps) for host, steps in bound.items()}
+    undone = {host: {name for one in _changes(known, host) for name in one.secrets} for host in own}
+    secret_values.confine({host: names | undone[host] for host, names in own.items()})
 
 
 def _ask(run: str, known: RunState, hosts: tuple[Host, ...]) -> None:

@@ -203,9 +203,10 @@ def sealed(request: Request) -> Request:
                 f"the value of a secret stands openly in {place}",
                 hint="write ${{ secrets.NAME }} in the playbook in its place",
             )
-    secret_values.confine({host: _used_by(steps) for host, steps in request.steps.items()})
+    secret_values.confine({host: used_by(steps) for host, steps in request.steps.items()})
     return request
 
 
-def _used_by(steps: Iterable[Step]) -> frozenset[str]:
+def used_by(steps: Iterable[Step]) -> frozenset[str]:
+    """The names of the secrets of those steps that count on their host."""
     return frozenset(names_in(kept(step for step in steps if not step.elsewhere)))

@@ -87,14 +87,18 @@ def test_a_host_gets_the_secrets_of_its_own_steps_alone(
 ) -> None:
     other = PLAYBOOK.replace("  - id: in\n", "  - id: in\n    hosts: gpu01\n")
     (place / "signed-in.yaml").write_text(
-        other + "  - id: out\n    command: {argv: [light, right], check: [lit, right], undo: [x],"
+        other
+        + "  - id: out\n    command: {argv: [light, right], check: [lit, right], undo: [darken, right],"
         ' env: {TOKEN: "${{ secrets.token }}"}}\n'
     )
     with fleet:
         ran = fleetfix("run", "./signed-in.yaml", "--hosts", "gpu[01-02]", *ON[2:], "--yes", *signed_in)
-    assert ran.code == 0, ran.err
-    assert set(secret_values.held_for("gpu01")) == {"token", "db_pass"}
-    assert set(secret_values.held_for("gpu02")) == {"token"}
+        given = {host: set(secret_values.held_for(host)) for host in ("gpu01", "gpu02")}
+        secret_values.forget()
+        back = fleetfix("rollback", ran.run, "--yes", *signed_in)
+    assert (ran.code, back.code) == (0, 0), ran.err + back.err + back.out
+    assert given == {"gpu01": {"token", "db_pass"}, "gpu02": {"token"}}
+    assert {host: set(secret_values.held_for(host)) for host in given} == given
 
 
 def test_a_way_back_takes_the_secrets_again_and_says_so_before_anything_is_undone(
