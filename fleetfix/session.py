@@ -272,6 +272,7 @@ class Timers:
 
 CONNECT_TIMEOUT = 15.0
 """Seconds until a host that does not answer is unreachable, where nothing says otherwise."""
+LEFT_OVER = 0.3
 
 
 @dataclass(frozen=True)
@@ -295,6 +296,13 @@ class Opening:
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     """Values by name, for the placeholders in arguments; they are sent once, and kept in memory there.
     None: those that this process holds for the host."""
+
+    @property
+    def time_to_connect(self) -> float:
+        """The connect timeout, less what a transport needs to say what it has waited for: after that,
+        whoever waits for the runner gives up, and can only say for how long."""
+        timeout = self.connect_timeout
+        return timeout - min(max(timeout / 25, LEFT_OVER), timeout / 3)
 
 
 Patience = Literal["usual", "more", "none"]

@@ -23,9 +23,6 @@ from fleetfix.transports.ssh_login import TROUBLE, Connection, Login, log_in, se
 if TYPE_CHECKING:
     from fleetfix.inventory import Host
 
-LEFT_OVER = 0.3
-"""Seconds of the connect timeout that this end leaves over, more of a long one: it is to say what was
-waited for, before whoever waits for the runner gives up and can only say for how long."""
 AGAIN_AFTER = 0.3
 CLOSED = "the connection closed"
 
@@ -124,7 +121,7 @@ async def _start(
             opening.progress("", text)
 
     loop = asyncio.get_running_loop()
-    until = loop.time() + _for_this_end(opening.connect_timeout)
+    until = loop.time() + opening.time_to_connect
     login = Login(way.host, opening.host_keys, host.key_file, opening.connect_timeout, tell, until)
     while True:
         chain = await chain_to(way, login)
@@ -145,10 +142,6 @@ async def _start(
                 failure = session_failure(error, host.name)
                 raise error if isinstance(error, HostError) else HostError(failure) from error
         await asyncio.sleep(AGAIN_AFTER)
-
-
-def _for_this_end(timeout: float) -> float:
-    return timeout - min(max(timeout / 25, LEFT_OVER), timeout / 3)
 
 
 async def _run(connection: Connection, chain: Chain, command: str, receiver: Receiver) -> SshWire:

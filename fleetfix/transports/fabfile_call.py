@@ -26,6 +26,7 @@ from fleetfix.errors import Failure, HostError
 from fleetfix.inventory import Host
 from fleetfix.session import CONNECT_TIMEOUT
 from fleetfix.transports.fabric_connection import Line
+from fleetfix.transports.ssh_configuration import said_to_take
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     try:
         function = _function(asked)
         host = Host.model_validate(asked["host"])
-        line = Line(host, None, host.connect_timeout or CONNECT_TIMEOUT)
+        line = Line(host, None, host.connect_timeout or said_to_take(host) or CONNECT_TIMEOUT)
         connection = line.open(_config(asked))
         value = function(connection, **asked["args"])
         return {"value": _plain(value)}

@@ -26,6 +26,7 @@ from fleetfix.errors import HostError
 from fleetfix.transports.fabric_failures import failure_of
 from fleetfix.transports.fabric_keys import Asking, Identities, Keys, kinds_known
 from fleetfix.transports.host_keys import HostKeys, Policy
+from fleetfix.transports.jump_hosts import REFUSED_FOR
 from fleetfix.transports.ssh_config import Settings
 from fleetfix.transports.ssh_configuration import Place, hops_of, settings
 
@@ -39,6 +40,9 @@ KEEPALIVE = 15
 DROPPED = ("banner", "closed", "dropped", "negotiation failed")
 """Words of paramiko's where a server hung up before it had said who it is."""
 PROXY_ENDS_WITHIN = 1.0
+LOOKS_AGAIN = 0.2
+PUNCTUAL = 0.1
+"""Seconds before the end of a time in which it counts as over."""
 GIVEN_UP = "it was given up"
 
 for _name in ("paramiko", "fabric", "invoke"):
@@ -62,6 +66,9 @@ class Line:
         self._policy: Policy | None = policy
         self._seconds = seconds
         self._over = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._channel: paramiko.Channel | None = None
         self._chain = _Chain(self._over)
         self._connection: fabric.Connection | None = None
         self._proxy: _Proxy | None = None
@@ -78,8 +85,20 @@ class Line:
         """Hang up, also while another thread is connecting; again it is a no-op. It may take seconds."""
         self._over.set()
         self._drop()
+        while not self._idle.wait(LOOKS_AGAIN):
+            # Paramiko waits without end for the answer to a command that it sent as the connection closed.
+            self._drop()
+            if self._channel is not None:
+                self._channel.event.set()
 
     def _patiently(self, work: Any) -> Any:
+        self._idle.clear()
+        try:
+            return self._tried(work)
+        finally:
+            self._idle.set()
+
+    def _tried(self, work: Any) -> Any:
         until = time.monotonic() + self._seconds
         for attempt in range(1, ATTEMPTS + 1):
             keys = HostKeys(self._policy)
@@ -122,16 +141,14 @@ class Line:
         elif said.proxy_command:
             self._proxy = _Proxy(said.proxy_command)
         self._connection = connection = _made(place, self._keys, said, self._seconds, gateway, config)
-        if self._proxy is not None:
-            connection.connect_kwargs["sock"] = self._proxy.socket
         if self._over.is_set():
             raise OSError(GIVEN_UP)
-        _dial(connection)
+        _dial(connection, said, self._proxy)
         return connection
 
     def _run(self, command: str) -> paramiko.Channel:
         connection = self._connect(None)
-        channel = connection.transport.open_session(timeout=self._seconds)
+        channel = self._channel = connection.transport.open_session(timeout=self._seconds)
         channel.exec_command(command)
         return channel
 
@@ -169,9 +186,39 @@ class _Proxy:
                 return
 
 
-def _dial(connection: fabric.Connection) -> None:
-    connection.open()
+def _dial(connection: fabric.Connection, said: Settings, proxy: _Proxy | None) -> None:
+    source, family = said.text("BindAddress"), said.number("AddressFamily")
+    if proxy is not None:
+        connection.connect_kwargs["sock"] = proxy.socket
+    elif (source or family) and not connection.gateway:
+        connection.connect_kwargs["sock"] = _dialled(said, source, family or 0, connection.connect_timeout)
+    begun = time.monotonic()
+    try:
+        connection.open()
+    except paramiko.SSHException as error:
+        waited = time.monotonic() - begun
+        if "banner" in str(error) and waited >= connection.connect_timeout - PUNCTUAL:
+            raise TimeoutError("it takes the connection and says nothing") from error
+        raise
     connection.transport.set_keepalive(KEEPALIVE)
+
+
+def _dialled(said: Settings, source: str, family: int, seconds: float) -> socket.socket:
+    """Connect as the configuration wants it, which Fabric cannot. Raises OSError."""
+    failure: OSError = OSError("the name has no address")
+    for kind, *_, address in socket.getaddrinfo(said.host, said.port, family, socket.SOCK_STREAM):
+        made = socket.socket(kind, socket.SOCK_STREAM)
+        try:
+            made.settimeout(seconds)
+            if source:
+                made.bind((source, 0))
+            made.connect(address)
+        except OSError as error:
+            made.close()
+            failure = error
+        else:
+            return made
+    raise failure
 
 
 def _hang_up(connection: fabric.Connection) -> None:
@@ -217,7 +264,7 @@ def _made(
         config=settled,
         gateway=gateway if gateway is not None else False,
         forward_agent=False,
-        connect_timeout=max(1, round(seconds)),
+        connect_timeout=seconds,
         connect_kwargs={
             "banner_timeout": seconds,
             "auth_timeout": seconds,
@@ -253,7 +300,18 @@ class _Jump:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     connection: fabric.Connection | None = None
+    proxy: _Proxy | None = None
     users: int = 0
+    refused: tuple[HostError, float] | None = None
+
+    def hang_up(self) -> None:
+        """End what it has; whoever comes next connects anew."""
+        connection, self.connection = self.connection, None
+        proxy, self.proxy = self.proxy, None
+        if connection is not None:
+            _hang_up(connection)
+        if proxy is not None:
+            proxy.close()
 
 
 _jumps: dict[tuple[str, str | None], _Jump] = {}
@@ -276,13 +334,16 @@ class _Chain:
         for number, hop in enumerate(hops, start=1):
             with _jumps_lock:
                 jump = _jumps.setdefault((",".join(hops[:number]), ssh_config), _Jump())
-            if not jump.lock.acquire(timeout=max(until - time.monotonic(), 0)):
+            # Whoever asks it now has its answer by then, for all.
+            if not jump.lock.acquire(timeout=max(until + PUNCTUAL - time.monotonic(), 0)):
                 raise TimeoutError(f"jump host {hop}: no answer within {seconds:.0f} s")
             try:
                 if self._over.is_set():
                     raise OSError(GIVEN_UP)
                 if jump.connection is None or not jump.connection.is_connected:
-                    jump.connection = _hop(hop, ssh_config, policy, until - time.monotonic(), last)
+                    jump.hang_up()
+                    _connect(jump, hop, ssh_config, policy, until - time.monotonic(), last)
+                    assert jump.connection is not None
                 jump.users += 1
                 self._held.append(jump)
                 last = jump.connection
@@ -300,26 +361,37 @@ class _Chain:
                 return
             with jump.lock:
                 jump.users -= 1
-                connection = jump.connection if jump.users == 0 else None
-                if connection is not None:
-                    jump.connection = None
-            if connection is not None:
-                _hang_up(connection)
+                if jump.users == 0:
+                    jump.hang_up()
 
 
-def _hop(
-    hop: str, ssh_config: str | None, policy: Policy | None, seconds: float, last: fabric.Connection | None
-) -> fabric.Connection:
+def _connect(
+    jump: _Jump,
+    hop: str,
+    ssh_config: str | None,
+    policy: Policy | None,
+    seconds: float,
+    last: fabric.Connection | None,
+) -> None:
+    if jump.refused is not None and time.monotonic() - jump.refused[1] < REFUSED_FOR:
+        raise jump.refused[0]
     keys = HostKeys(policy)
-    connection = None
+    begun = time.monotonic()
     try:
         place = Place.parse(hop)
         said = settings(place, ssh_config)
-        connection = _made(place, keys, said, max(seconds, 1.0), last)
-        _dial(connection)
+        if last is None and said.proxy_command:
+            jump.proxy = _Proxy(said.proxy_command)
+        jump.connection = _made(place, keys, said, max(seconds, PUNCTUAL), last)
+        _dial(jump.connection, said, jump.proxy)
     except Exception as error:
-        if connection is not None:
-            _hang_up(connection)
-        kind = _Dropped if _worth_another(error) else HostError
-        raise kind(failure_of(error, f"jump host {hop}", keys)) from error
-    return connection
+        jump.hang_up()
+        failure = failure_of(error, f"jump host {hop}", keys)
+        if _worth_another(error):
+            raise _Dropped(failure) from error
+        told = HostError(failure)
+        silent = time.monotonic() - begun >= seconds - PUNCTUAL
+        if silent or failure.kind in ("auth", "host_key"):
+            jump.refused = (told, time.monotonic())
+        raise told from error
+    jump.refused = None

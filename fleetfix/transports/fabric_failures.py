@@ -33,6 +33,8 @@ def failure_of(error: BaseException, host: str, keys: HostKeys | None = None) ->
         return Failure(kind="host_key", message=before + keys.complaint, hint=keys.hint)
     for kind_of_error, kind, hint in _KINDS:
         if isinstance(error, kind_of_error):
+            troubles = getattr(error, "troubles", None)
+            hint = "; ".join(dict.fromkeys(troubles)) if troubles else hint
             return Failure(kind=kind, message=before + _words(error), hint=hint)
     return Failure(kind="unreachable", message=before + _words(error))
 

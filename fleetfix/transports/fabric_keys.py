@@ -11,11 +11,13 @@ from typing import Any
 
 import asyncssh
 import paramiko
-from paramiko.auth_strategy import AuthStrategy, InMemoryPrivateKey
+from paramiko.auth_strategy import AuthFailure, AuthStrategy, InMemoryPrivateKey
 
+from fleetfix.transports.fabric_agent import agent_at
 from fleetfix.transports.host_keys import HostKeys
 from fleetfix.transports.ssh_config import Settings
 from fleetfix.transports.ssh_configuration import Place
+from fleetfix.transports.ssh_keys import agent_path
 
 KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 """What ssh looks for in ~/.ssh where no configuration names a key; as far as paramiko can use it."""
@@ -72,7 +74,8 @@ class Identities:
     certificates: tuple[str, ...]
     only: bool
     """No key but these, also of the agent."""
-    agent: bool
+    agent: str
+    """Where the agent listens; empty where there is none."""
 
     @classmethod
     def of(cls, place: Place, said: Settings) -> Identities:
@@ -82,8 +85,16 @@ class Identities:
             tuple(map(_home, [place.key_file] if place.key_file else files)),
             tuple(map(_home, said.texts("CertificateFile"))),
             only=said.yes("IdentitiesOnly") or place.key_file is not None,
-            agent=said.config.get("IdentityAgent", "") is not None,
+            agent=agent_path(said),
         )
+
+
+class NoneAccepted(AuthFailure):  # type: ignore[misc]
+    """None of our keys was accepted; `troubles` says why others could not be offered."""
+
+    def __init__(self, result: Any, troubles: list[str]) -> None:
+        super().__init__(result)
+        self.troubles = troubles
 
 
 def _home(path: str) -> str:
@@ -102,13 +113,18 @@ class Keys(AuthStrategy):  # type: ignore[misc]
         self._user = username
 
     def authenticate(self, transport: paramiko.Transport) -> Any:
-        agent = paramiko.Agent() if self._identities.agent else None
-        self._agents: list[Any] = list(agent.get_keys()) if agent is not None else []
+        self._troubles: list[str] = []
+        self._agents: list[Any] = []
+        if self._identities.agent:
+            agent = agent_at(self._identities.agent)
+            try:
+                self._agents = agent.keys()
+            except paramiko.SSHException as error:
+                self._troubles.append(str(error))
         try:
             return super().authenticate(transport)
-        finally:
-            if agent is not None:
-                agent.close()
+        except AuthFailure as failure:
+            raise NoneAccepted(failure.result, self._troubles) from failure
 
     def get_sources(self) -> Iterator[InMemoryPrivateKey]:
         offered: set[bytes] = set()
@@ -121,7 +137,7 @@ class Keys(AuthStrategy):  # type: ignore[misc]
         for path in self._identities.files:
             public = _public_half(path)
             kept = next((key for key in self._agents if key.asbytes() == public), None)
-            key = kept if kept is not None else _loaded(path)
+            key = kept if kept is not None else self._loaded(path)
             if key is not None:
                 yield from self._certified(path, key)
                 yield key
@@ -131,10 +147,24 @@ class Keys(AuthStrategy):  # type: ignore[misc]
     def _certified(self, path: str, key: paramiko.PKey) -> Iterator[paramiko.PKey]:
         """The key with each certificate of ours that is for it."""
         for file in (*self._identities.certificates, f"{path}-cert.pub"):
-            if os.path.exists(file) and (own := _loaded(path)) is not None:
+            if os.path.exists(file) and (own := self._loaded(path)) is not None:
                 with contextlib.suppress(Exception):
                     own.load_certificate(file)
                     yield own
+
+    def _loaded(self, path: str) -> paramiko.PKey | None:
+        """A key of a file; None where there is none that can be read: as ssh does, it is passed over."""
+        try:
+            return paramiko.PKey.from_path(path)
+        except (paramiko.PasswordRequiredException, TypeError):  # the latter is what it says so by
+            self._troubles.append(f"{path} has a passphrase: ssh-add {path}")
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever paramiko makes of such a file
+            if _public_half(path) is None:
+                said = " ".join(str(getattr(error, "strerror", None) or error).lower().split())
+                self._troubles.append(f"{path}: {said}")
+        return None
 
 
 def _public_half(path: str) -> bytes | None:
@@ -142,11 +172,3 @@ def _public_half(path: str) -> bytes | None:
         file = path if path.endswith(".pub") else f"{path}.pub"
         return asyncssh.read_public_key(file).public_data
     return None
-
-
-def _loaded(path: str) -> paramiko.PKey | None:
-    """A key of a file; None where there is none, or it has a passphrase and is the agent's to use."""
-    try:
-        return paramiko.PKey.from_path(path)
-    except Exception:  # noqa: BLE001 - as ssh does, one that cannot be read is passed over
-        return None

@@ -12,13 +12,16 @@ import queue
 import select
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleetfix.conversation import Conversation, Receiver
+from fleetfix.errors import HostError
 from fleetfix.session import Opening, Purpose, Session
 from fleetfix.transports.fabric_connection import Line
 from fleetfix.transports.fabric_failures import failure_of
+from fleetfix.transports.ssh_configuration import said_to_take
 
 if TYPE_CHECKING:
     import paramiko
@@ -36,8 +39,11 @@ T = TypeVar("T")
 async def open_session(host: Host, purpose: Purpose, opening: Opening) -> Session:
     """Open a session over SSH, by Fabric."""
 
+    if opening.usual_timeout:
+        opening = await in_thread(lambda: _as_configured(host, opening), f"{host.name}: read")
+
     async def connect(command: str, receiver: Receiver) -> FabricWire:
-        line = Line(host, opening.host_keys, opening.connect_timeout)
+        line = Line(host, opening.host_keys, opening.time_to_connect)
         try:
             channel = await in_thread(lambda: line.start(command), f"{host.name}: connect")
         except BaseException:
@@ -46,6 +52,14 @@ async def open_session(host: Host, purpose: Purpose, opening: Opening) -> Sessio
         return FabricWire(line, channel, receiver, host.name)
 
     return await Conversation.open(host, purpose, opening, connect)
+
+
+def _as_configured(host: Host, opening: Opening) -> Opening:
+    try:
+        seconds = said_to_take(host)
+    except (ValueError, OSError) as error:
+        raise HostError(failure_of(error, host.name)) from error
+    return replace(opening, connect_timeout=seconds) if seconds else opening
 
 
 class FabricWire:

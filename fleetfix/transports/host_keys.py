@@ -138,7 +138,10 @@ _KRL = b"SSHKRL\n\0"
 
 def _listed(file: Path) -> Sequence[asyncssh.SSHKey]:
     """The keys of a RevokedHostKeys file. One that cannot be read lets nobody in, as with ssh."""
-    data = file.read_bytes()
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"RevokedHostKeys {file}: {(error.strerror or str(error)).lower()}") from None
     if data.startswith(_KRL):
         raise ValueError(f"RevokedHostKeys {file} is a binary list; give one of public keys")
     lines = (line.strip() for line in data.decode("utf-8", "replace").splitlines())

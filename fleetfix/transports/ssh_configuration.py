@@ -32,3 +32,9 @@ def settings(place: Place, ssh_config: str | None) -> Settings:
 def hops_of(host: Host) -> list[str]:
     """The jump hosts on the way to a host, the nearest first, as the other wire goes."""
     return list(way_now(host).names)
+
+
+def said_to_take(host: Host) -> float | None:
+    """How long a host may take to answer, in seconds, as its ConnectTimeout says; None without one."""
+    seconds = way_now(host).host.number("ConnectTimeout")
+    return float(seconds) if seconds else None

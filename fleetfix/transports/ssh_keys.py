@@ -132,10 +132,16 @@ def _is_public(file: Path) -> bool:
 
 
 def _agent_of(settings: Settings) -> Agent | None:
+    path = agent_path(settings)
+    return agent_at(path) if path else None
+
+
+def agent_path(settings: Settings) -> str:
+    """Where the agent listens that the configuration, or the environment, names; empty where none is."""
     said = settings.config.get("IdentityAgent", "SSH_AUTH_SOCK")
     path = str(said or "")
     if path == "SSH_AUTH_SOCK":
         path = os.environ.get("SSH_AUTH_SOCK", "")
     elif path.startswith("$"):
         path = os.environ.get(path[1:].strip("{}"), "")
-    return agent_at(str(Path(path).expanduser())) if path else None
+    return str(Path(path).expanduser()) if path else ""

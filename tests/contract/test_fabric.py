@@ -6,6 +6,7 @@ Where accounts can be made it is kept as a user without rights; the other wire i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import os
 import re
@@ -22,6 +23,7 @@ import pytest
 from fleetfix.errors import HostError
 from fleetfix.inventory import Host
 from fleetfix.session import Purpose, Session, open_session
+from fleetfix.transports import fabric_agent
 from tests.contract import sshd
 from tests.contract.command_contract import CommandContract
 from tests.contract.place import Place, eventually, kill, read
@@ -91,7 +93,7 @@ async def no_thread_is_left() -> AsyncIterator[None]:
     await eventually(lambda: left() == [])
 
 
-async def refused(host: Host, timeout: float = 10.0, **more: object) -> HostError:
+async def refused(host: Host, timeout: float | None = 10.0, **more: object) -> HostError:
     with pytest.raises(HostError) as error:
         await open_session(host, PURPOSE, connect_timeout=timeout, **more)  # type: ignore[arg-type]
     return error.value
@@ -162,7 +164,21 @@ async def test_keys_of_ours_are_those_that_ssh_would_offer(own_server: sshd.Serv
     assert (error.failure.kind, "ssh -v" in error.failure.hint) == ("auth", True)
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-P", "", "-f", str(key)], check=True)
     error = await refused(by_fabric(host, key_file=str(key)))
-    assert error.failure.kind == "auth", "one with a passphrase is left to the agent, and there is none"
+    assert (error.failure.kind, error.failure.hint) == ("auth", f"{key} has a passphrase: ssh-add {key}")
+
+
+async def test_an_agent_that_hangs_is_passed_over_and_named(
+    own_server: sshd.Server, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fabric_agent, "ANSWERS_WITHIN", 0.2)
+    path = own_server.folder / "hangs"
+    configured(own_server, f"IdentityAgent {path}", "IdentityFile none", without="Identity")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        error = await refused(host)
+        await reached(by_fabric(host, key_file=str(own_server.folder / "key")))
+    assert (error.failure.kind, error.failure.hint) == ("auth", f"the ssh agent at {path} does not answer")
 
 
 async def test_a_key_of_the_agent_and_a_certificate_log_in(own_server: sshd.Server, host: Host) -> None:
@@ -206,19 +222,32 @@ async def test_the_configuration_is_read_with_include_and_match(
     await reached(by_fabric(host, address="gpu99", port=None, user=None), host_keys="strict")
 
 
-async def test_what_stands_in_the_way_is_unreachable_and_said(host: Host, tmp_path: Path) -> None:
+async def test_what_stands_in_the_way_is_unreachable_and_said(own_server: sshd.Server, host: Host) -> None:
     nothing = await refused(by_fabric(host, port=1))
     assert (nothing.failure.kind, nothing.failure.message) == ("unreachable", "gpu01: connection refused")
     unknown = await refused(by_fabric(host, address="no-such-host.invalid"))
     assert unknown.failure.kind == "unreachable"
     python = await refused(by_fabric(host, python="/nonexistent/python3"))
     assert python.failure.kind == "no_python"
+    nobody = "it takes the connection and says nothing"
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        error = await refused(by_fabric(host, port=port), timeout=0.5)
-        assert error.failure.kind == "unreachable"
-        behind = await refused(by_fabric(host, via=f"127.0.0.1:{port}"), timeout=0.5)
-        assert behind.failure.kind == "unreachable"
+        configured(own_server, "ConnectTimeout 1")
+        error = await refused(by_fabric(host, port=port), timeout=None)
+        assert (error.failure.kind, error.failure.message) == ("unreachable", f"gpu01: {nobody}")
+        asked: list[socket.socket] = [silent.accept()[0]]
+        via = f"127.0.0.1:{port}"
+        behind = by_fabric(host, via=via)
+        failures = await asyncio.gather(*(refused(behind, timeout=0.5) for _ in range(3)))
+        failures.append(await refused(behind, timeout=0.5))
+        assert {one.failure.message for one in failures} == {f"jump host {via}: {nobody}"}
+        silent.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                asked.append(silent.accept()[0])
+        assert len(asked) == 2, "it is asked once for all behind it"
+    for one in asked:
+        one.close()
     jump = await refused(by_fabric(host, via="127.0.0.1:1"))
     assert "jump host 127.0.0.1:1" in jump.failure.message
 
@@ -250,6 +279,14 @@ async def test_a_command_connects_where_the_configuration_says_so(
     await reached(host, host_keys="strict")
     assert (own_server.folder / "a file").exists(), "a shell reads it"
     assert _logins(own_server) == 2
+    # So is the first jump host reached, and what goes by itself goes from the address that is said.
+    place = f"Host jump\n  HostName 127.0.0.1\n  Port {own_server.port}\n"
+    jump = f"{place}  ProxyCommand {there} 2>'{own_server.folder}/another'\n"
+    (own_server.folder / "ssh_config").write_text(jump + config.read_text() + "    BindAddress 127.0.0.7\n")
+    await reached(by_fabric(host, via="jump"))
+    assert (own_server.folder / "another").exists()
+    await reached(host)
+    assert "from 127.0.0.7 port" in (own_server.folder / "sshd.log").read_text()
 
 
 async def test_a_crowd_that_the_server_drops_gets_in_all_the_same(tmp_path: Path) -> None:
