@@ -386,11 +386,17 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
         case CommandEnded():
             return replace(host, command=event, first_failure=host.first_failure or event.failure)
         case RollbackStarted() | RollbackFinished():
-            doing = "going back" if isinstance(event, RollbackStarted) else host.doing
-            return replace(host, going_back=True, doing=doing)
+            return _going_back(host, event)
         case HostFinished() | HostCommitted() | HostReleased():
             return _word_on(host, event)
     assert_never(event)
+
+
+def _going_back(host: HostState, event: RollbackStarted | RollbackFinished) -> HostState:
+    if isinstance(event, RollbackFinished):
+        return replace(host, going_back=True)
+    # Where it was released it is held again.
+    return replace(host, going_back=True, doing="going back", released=False)
 
 
 def _connection_after(host: HostState, event: ConnectionDropped | ConnectionReturned) -> HostState:

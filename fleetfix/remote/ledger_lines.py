@@ -8,6 +8,7 @@ from fleetfix.remote.ledger import NAME, OLDER
 
 TAIL = 1024 * 1024  # bytes of a file that are looked at from its end
 ANSWER = 56 * 1024  # bytes of an answer
+LATEST = 1e11  # seconds since the epoch
 
 
 @read
@@ -53,6 +54,6 @@ def _parsed(line):
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not isinstance(record.get("t"), (int, float)):
-        return None
-    return record
+    at = record.get("t") if isinstance(record, dict) else None
+    # One that is no time, such as NaN, would make the others unreadable too.
+    return record if isinstance(at, (int, float)) and 0 <= at <= LATEST else None

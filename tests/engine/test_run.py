@@ -551,6 +551,25 @@ async def test_what_cannot_be_undone_is_said_and_never_called_rolled_back() -> N
     assert host.claims == {}, "there is nothing more that anyone could do about it"
 
 
+def settling(shelf: Shelf, state: RunState) -> Settling:
+    asked = request(["gpu01"], SWITCHES[:2])
+    purpose = Purpose(run=asked.run, playbook="toy", dry=False, operator="ann", controller="here")
+    return Settling(purpose, asked.hosts, Recorder(asked.run, shelf, state=state, seq=len(shelf.records)))
+
+
+async def test_a_host_that_was_released_and_goes_back_after_all_is_not_told_to_be_as_it_was_left() -> None:
+    host = toy_host(a=False)
+    host.lose(after=1)
+    fleet, shelf = Fleet({"gpu01": host}), Shelf()
+    state, _ = await play(fleet, SWITCHES[:1], shelf=shelf)
+    with fleet:
+        await settling(shelf, state).release()
+    assert fold(shelf.records).hosts["gpu01"].released
+    await go_back(fleet, shelf, fold(shelf.records))
+    state = fold(shelf.records)
+    assert (outcomes(state), state.hosts["gpu01"].released) == ({"gpu01": "rolled_back"}, False)
+
+
 @pytest.mark.parametrize("torn", [False, True], ids=["removed", "torn"])
 async def test_a_host_that_forgot_the_run_is_not_called_rolled_back(torn: bool) -> None:
     host = toy_host(a=False, b=False)

@@ -54,10 +54,10 @@ def test_each_change_is_told_with_how_it_stands_and_who_made_it(ledger: Any, tmp
 def test_a_torn_line_is_counted_and_hides_no_other(ledger: Any, tmp_path: Path) -> None:
     change(ledger, 0, "begun")
     with open(ledger.path, "a") as file:
-        file.write('{"v":1,"t":1796')
+        file.write('{"v":1,"t":NaN}\n{"v":1,"t":1796')
     change(ledger, 0, "done")
     assert [line["kind"] for line in entries(tmp_path)["lines"]] == ["begun", "done"]
-    assert "1 line could not be read" in text(tmp_path)
+    assert "2 lines could not be read" in text(tmp_path)
 
 
 def test_it_does_not_grow_for_ever_and_says_what_was_dropped(

@@ -109,6 +109,7 @@ def asked(venv: Path) -> list[tuple[str, dict[str, Any]]]:
         ("audits.environment", at),
         ("facts.survey", {}),
         ("ledger_lines.last", {"count": 5}),
+        ("undoable.lacking", {}),
         ("environments.find", at),
         ("environments.users", {"path": str(venv)}),
         ("environments.find", {"venv": "of-job"}),
