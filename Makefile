@@ -8,7 +8,9 @@
 #   make lock               resolve the dependencies anew
 
 PYTHON ?= python3
-PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Tests wait more than they compute: one worker more than there are processors, and four at most.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
+PYTEST_ARGS ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready

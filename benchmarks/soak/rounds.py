@@ -73,6 +73,10 @@ class Soak:
         self.playbook = folder / "soak.yaml"
         self.playbook.write_text(playbook())
         self.lasting: list[Lasting] = []
+        for machine in ("here", "elsewhere"):
+            config = folder / machine / ".config/fleetfix/config.toml"
+            config.parent.mkdir(parents=True)
+            config.write_text(f"confirm_above = {len(self.hosts)}\n")
 
     # -- one round --------------------------------------------------------------------------------------
 
@@ -145,7 +149,6 @@ class Soak:
     def _start(self, one: Round, where: str, *args: str) -> subprocess.Popen[bytes]:
         one.driven += 1
         home = self.folder / where
-        home.mkdir(exist_ok=True)
         env = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
         env |= {"HOME": str(home), "FLEETFIX_STATE_DIR": str(home), "NO_COLOR": "1"}
         log = f"{self.folder}/round{one.number}.{one.driven}"

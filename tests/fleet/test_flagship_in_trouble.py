@@ -12,7 +12,7 @@ import pytest
 
 from fleetfix.lab.template import FIRST_STEP
 from tests.fleet import independent
-from tests.fleet.conftest import Site, said, step_began, until
+from tests.fleet.conftest import Ran, Site, said, step_began, until
 
 pytestmark = pytest.mark.fleet
 
@@ -20,6 +20,20 @@ Make = Callable[..., Site]
 ALL = "gpu[01-03]"
 TORCHRUN = ("/opt/train/venv/bin/torchrun", "--nproc-per-node=2")
 EVERYWHERE = ("--max-unreachable", "100%")
+
+
+def no_secret_of_the_job(lab: Site, ran: Ran) -> None:
+    """The captured environment left neither its host, nor anything behind there once it was not needed."""
+    (secret,) = (
+        one.partition("=")[2] for one in lab.job("gpu01").environ if one.startswith("WANDB_API_KEY=")
+    )
+    journal = b"".join(path.read_bytes() for path in (lab.home / "state").iterdir() if path.is_file())
+    assert secret not in ran.out + ran.err
+    assert secret.encode() not in journal
+    kept = independent.root(lab.pid("gpu01")) / "var/lib/fleetfix"
+    files = [path for path in kept.rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
 def test_a_load_check_that_fails_brings_everything_back_byte_for_byte(site: Make) -> None:
@@ -38,6 +52,7 @@ def test_a_load_check_that_fails_brings_everything_back_byte_for_byte(site: Make
     assert (new.argv, new.cwd, new.environ, new.limits) == (old.argv, old.cwd, old.environ, old.limits)
     assert min(independent.first_steps(lab.pid("gpu01"))) >= FIRST_STEP
     assert (lab.files("gpu02"), lab.job("gpu02")) == before["gpu02"]
+    no_secret_of_the_job(lab, ran)
 
 
 def test_without_a_canary_a_host_that_rolled_back_is_exit_2(site: Make) -> None:
@@ -112,6 +127,7 @@ def test_a_run_that_ended_well_can_be_taken_back_and_training_goes_on(site: Make
     old = lab.job("gpu01")
     ran = lab.run("gpu01")
     assert ran.outcomes == {"gpu01": "changed"}, ran.told
+    no_secret_of_the_job(lab, ran)
     back = lab("rollback", ran.run_id, "-i", lab.inventory)
     assert back.exit == 0, back.err + back.out
     after = {path: seen for path, seen in lab.files("gpu01").items() if path.startswith(independent.VENV)}
@@ -198,25 +214,6 @@ cd /opt/train
 setsid /opt/train/venv/bin/python /opt/train/venv/bin/torchrun --nproc-per-node=2 train.py \\
   --config llama3-8b.toml </dev/null >>/var/log/train/train.log 2>&1 &
 """
-
-
-def test_no_secret_of_the_job_leaves_its_host_and_none_is_kept_there(site: Make) -> None:
-    lab = site("gpu[01-02]")
-    lab.lab.break_host("gpu02", "load_fails")
-    (secret,) = (
-        one.partition("=")[2] for one in lab.job("gpu01").environ if one.startswith("WANDB_API_KEY=")
-    )
-    ran = lab.run("gpu[01-02]")
-    assert ran.outcomes == {"gpu01": "changed", "gpu02": "rolled_back"}, ran.told
-    shown = [lab("show", ran.run_id, host).out for host in ("gpu01", "gpu02")]
-    journal = b"".join(path.read_bytes() for path in (lab.home / "state").iterdir() if path.is_file())
-    assert secret not in ran.out + ran.err + "".join(shown)
-    assert secret.encode() not in journal
-    for host in ("gpu01", "gpu02"):
-        kept = independent.root(lab.pid(host)) / "var/lib/fleetfix"
-        files = [path for path in kept.rglob("*") if path.is_file()]
-        assert files
-        assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
 STUBBORN = """

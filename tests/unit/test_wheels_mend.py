@@ -359,9 +359,10 @@ def test_unstaging_leaves_no_part(tmp_path, caches, files, host):
     assert host.plan(stage).changes
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["hard-links", "no-hard-links"])
-def test_undo_is_right_after_a_kill_at_any_point(links, tmp_path, caches, files, host, monkeypatch):
-    """`do` runs in a child that dies before its k-th change of the file system, for every k."""
+@pytest.mark.parametrize(("links", "stride"), [(True, 1), (False, 5)], ids=["hard-links", "no-hard-links"])
+def test_undo_is_right_after_a_kill_at_any_point(links, stride, tmp_path, caches, files, host, monkeypatch):
+    """`do` runs in a child that dies before its k-th change of the file system, for every k, or every
+    fifth where only the way of keeping a file is another."""
     venv = made("pip", tmp_path, caches, files)
     shutil.rmtree(venv.site / "nvidia/nvshmem")  # some are missing, some are overwritten
     venv.install(files["nvidia-nvshmem-cu13"])
@@ -373,7 +374,7 @@ def test_undo_is_right_after_a_kill_at_any_point(links, tmp_path, caches, files,
     plan = host.plan(cure)
     before = snapshot(venv.path, times=True)
     killed = 0
-    for stop in range(1, 400):
+    for stop in range(1, 400, stride):
         shutil.rmtree(os.path.join(host.home, "runs/r1/undo/cuda_wheels"), ignore_errors=True)
         ended = _die_at(host, plan, stop)
         killed += ended
@@ -383,7 +384,7 @@ def test_undo_is_right_after_a_kill_at_any_point(links, tmp_path, caches, files,
         assert snapshot(venv.path, times=True) == before
         if not ended:
             break
-    assert killed > 30
+    assert killed > 30 / stride
     assert not ended
 
 
