@@ -42,6 +42,7 @@ from fleetfix.events import (
     BreakerTripped,
     HostFinished,
     Record,
+    RollbackStarted,
     RunFinished,
     RunResumed,
     RunStarted,
@@ -234,6 +235,11 @@ class Journal:
                 execute(
                     "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?)",
                     (record.run, event.host, event.outcome, record.at),
+                )
+            case RollbackStarted():
+                execute(
+                    "UPDATE outcomes SET outcome = 'rollback_pending', at = ? WHERE run = ? AND host = ?",
+                    (record.at, record.run, event.host),
                 )
             case StepFinished(measured=Measurement() as measured, proven=True):
                 execute(

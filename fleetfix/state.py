@@ -109,6 +109,8 @@ class HostState:
     """How a command of `exec` ended."""
     finished: HostFinished | None = None
     evidence: tuple[EvidenceKept, ...] = ()
+    lost: bool = False
+    """The run has lost it, and it was not reached again."""
     lost_by_controller: bool = False
     """Its session went with the controller's network: that counts against nobody."""
     committed: bool = False
@@ -219,6 +221,15 @@ class RunState:
     exit: int | None = None
     rolled_back_exit: int | None = None
     """How a later `fleetfix rollback` of this run ended."""
+    going_back: bool = False
+    """A later `fleetfix rollback` has begun on a host, and has not come to its end."""
+
+    @property
+    def ended_with(self) -> int | None:
+        """The exit code of the last that was done with it; None while that has not come to its end."""
+        if self.going_back:
+            return None
+        return self.exit if self.rolled_back_exit is None else self.rolled_back_exit
 
     def count(self, *outcomes: Outcome) -> int:
         return sum(1 for host in self.hosts.values() if host.outcome in outcomes)
@@ -288,8 +299,10 @@ def after(state: RunState, record: Record) -> RunState:
         case RunFinished():
             return replace(state, exit=event.exit, ended_at=record.at)
         case RunRolledBack():
-            return replace(state, rolled_back_exit=event.exit)
+            return replace(state, rolled_back_exit=event.exit, going_back=False)
         case _:
+            if isinstance(event, RollbackStarted) and state.ended_with is not None:
+                state = replace(state, going_back=True)
             host = _host_after(state.hosts.get(event.host, HostState(event.host)), event)
             # Copying the mapping for each event would make a run of n hosts cost n squared: the state
             # is handed on, never kept, so its mapping is.
@@ -313,6 +326,7 @@ def _resumed(state: RunState, event: RunResumed) -> RunState:
         exit=None,
         ended_at=None,
         rolled_back_exit=None,
+        going_back=False,
     )
 
 
@@ -349,6 +363,7 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
             return replace(
                 host,
                 connected=True,
+                lost=False,
                 user=event.user,
                 durable=event.durable,
                 boot_id=event.boot_id,
@@ -360,6 +375,7 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
             return replace(
                 host,
                 connected=False,
+                lost=True,
                 away="",
                 first_failure=host.first_failure or event.failure,
                 lost_by_controller=event.by_controller,
@@ -395,8 +411,10 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
 def _going_back(host: HostState, event: RollbackStarted | RollbackFinished) -> HostState:
     if isinstance(event, RollbackFinished):
         return replace(host, going_back=True)
-    # Where it was released it is held again.
-    return replace(host, going_back=True, doing="going back", released=False)
+    # Where it was released it is held again; where it had ended, it is open until it has a new word.
+    return replace(
+        host, going_back=True, doing="going back", released=False, finished=_no_longer(host.finished)
+    )
 
 
 def _connection_after(host: HostState, event: ConnectionDropped | ConnectionReturned) -> HostState:
@@ -446,6 +464,11 @@ def _word_on(host: HostState, event: HostFinished | HostCommitted | HostReleased
             return replace(host, released=True)
 
 
+def _no_longer(finished: HostFinished | None) -> HostFinished | None:
+    """The word on a host that ended before it went back: until it has a new one, the way back is open."""
+    return None if finished is None else finished.model_copy(update={"outcome": "rollback_pending"})
+
+
 def _taken_up(host: HostState) -> HostState:
     """A host at the moment when its run goes on: what was done there stays, its end does not."""
     return replace(
@@ -455,6 +478,7 @@ def _taken_up(host: HostState) -> HostState:
         awaits="",
         connected=False,
         doing="",
+        lost=False,
         lost_by_controller=False,
         first_failure=host.first_failure if host.going_back else None,
     )

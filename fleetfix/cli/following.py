@@ -82,7 +82,7 @@ def watch(text: str, *, plain: bool, json: bool) -> int:
             return 130
         finally:
             show.close()
-    if state.exit is not None or state.rolled_back_exit is not None:
+    if state.ended_with is not None:
         return show.end(state)
     if not json:
         was_command = state.started is not None and state.started.command

@@ -83,8 +83,7 @@ class Show:
 
     def end(self, state: RunState, saved: str = "") -> int:
         """Show the result, and where its plan was `saved`; returns the run's exit code."""
-        ended = state.exit if state.rolled_back_exit is None else state.rolled_back_exit
-        code = 70 if ended is None else ended
+        code = 70 if state.ended_with is None else state.ended_with
         if not self._json:
             print(fit(self._result(state, code, saved), sys.stdout))
         return code

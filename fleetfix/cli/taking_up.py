@@ -98,7 +98,7 @@ def _prepare(run: str, journal: Journal, order: Resumption) -> _Ready | int:
     else:
         _refuse_what_has_no_end(known)
         names = _left(known, order)
-        if not names and (known.exit is not None or known.rolled_back_exit is not None):
+        if not names and known.ended_with is not None:
             return _nothing_left(known, order)
         _refuse_where_it_would_halt(known, names)
         request = _from_the_journal(known, known.started, names, order)
@@ -155,7 +155,7 @@ def _left(known: RunState, order: Resumption) -> HostSet:
 
 
 def _nothing_left(known: RunState, order: Resumption) -> int:
-    code = known.exit if known.rolled_back_exit is None else known.rolled_back_exit
+    code = known.ended_with
     assert code is not None
     if not order.json:
         print("nothing to resume: every host has come to its end")

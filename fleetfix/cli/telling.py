@@ -51,7 +51,7 @@ def _whole(state: RunState, driven: bool, diff: bool, paint: Paint) -> str:
         plan = f"its plan has {lines} lines: fleetfix show {state.run} --diff"
     if driven:
         return f"{plan}\n\nit is running now"
-    ended = state.exit if state.exit is not None else state.rolled_back_exit
+    ended = state.ended_with
     if ended is None:
         return f"{plan}\n\n{unfinished_text(state, paint=paint)}"
     if state.started is not None and state.started.dry:

@@ -72,17 +72,11 @@ def _lost(hosts: Iterable[HostState]) -> str | None:
     lost = HostSet(
         host.name
         for host in hosts
-        if host.outcome == "rollback_pending" and not host.lost_by_controller and not _waits(host)
+        if host.outcome == "rollback_pending" and host.lost and not host.lost_by_controller
     )
     if len(lost) < LOST_AFTER_A_CHANGE:
         return None
     return f"{len(lost)} hosts were lost after a change: {lost}"
-
-
-def _waits(host: HostState) -> bool:
-    """Whether a host waits for another of its cohort: it is not lost itself."""
-    done = host.finished
-    return done is not None and done.failure is not None and done.failure.kind == "cohort"
 
 
 def _alike(hosts: Iterable[HostState]) -> str | None:

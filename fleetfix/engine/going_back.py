@@ -240,7 +240,7 @@ class _WayBack:
         self.failure = failure
         state = self.recorder.state.hosts[self.host.name]
         ended = state.finished
-        first = (ended.failure if ended is not None else state.first_failure) or failure
+        first = _first_failure(state, outcome) or failure
         failed = outcome == "rollback_failed"
         self.recorder.record(
             HostFinished(
@@ -254,6 +254,12 @@ class _WayBack:
                 open=tuple(shown.summary for shown in state.changes.values()),
             )
         )
+
+
+def _first_failure(state: HostState, outcome: Outcome) -> Failure | None:
+    """What had gone wrong on a host first. Once it is back, what stood in the way back is over."""
+    ended = state.finished
+    return state.first_failure if ended is None or outcome == "rolled_back" else ended.failure
 
 
 def _saying(host: Host, recorder: Recorder) -> Callable[[str, str], None]:

@@ -17,11 +17,12 @@ from fleetfix.events import (
     HostReleased,
     HostSaid,
     RunFinished,
+    RunRolledBack,
 )
 from fleetfix.inventory import Host
 from fleetfix.recorder import Recorder
 from fleetfix.session import Purpose, Session, open_session
-from fleetfix.state import exit_code
+from fleetfix.state import exit_code, to_take_up
 
 
 @dataclass(frozen=True)
@@ -135,5 +136,7 @@ def end_where_all_have_ended(recorder: Recorder) -> None:
                     job_stopped=host.job_stopped,
                 )
             )
+    if state.going_back and not to_take_up(state):
+        recorder.record(RunRolledBack(exit=exit_code(state)))
     if state.exit is None and not any(host.is_open for host in recorder.state.hosts.values()):
         recorder.record(RunFinished(exit=exit_code(recorder.state)))

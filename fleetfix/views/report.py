@@ -138,7 +138,7 @@ def report_of(records: Sequence[Record], now: float, *, driven: bool = False) ->
     state = fold(records)
     started = state.started
     assert started is not None
-    code = state.exit if state.rolled_back_exit is None else state.rolled_back_exit
+    code = state.ended_with
     end = state.ended_at or (now if driven else records[-1].at)
     hosts = sorted(state.hosts.values(), key=lambda host: natural(host.name))
     bad = sorted((host for host in hosts if _is_bad(host)), key=_worst)
@@ -188,7 +188,8 @@ def _verdict(state: RunState, code: int | None, driven: bool) -> str:
     if driven:
         return "is running"
     if code is None:
-        return "did not finish: its controller ended"
+        what = "went back, and did not finish" if state.going_back else "did not finish"
+        return f"{what}: its controller ended"
     done = "changed nothing: a dry run" if state.started is not None and state.started.dry else "done"
     meaning = MEANINGS.get(code, done)
     back = "went back: " if state.rolled_back_exit is not None else ""

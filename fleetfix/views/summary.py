@@ -64,7 +64,8 @@ def _settled(state: RunState) -> Iterator[str]:
 def unfinished_text(state: RunState, *, paint: Paint = PLAIN) -> str:
     """Write how far a run came whose controller ended in the middle of it."""
     lines = [paint("bad", line) for line in stopped_jobs(state)]
-    lines.append(paint("bad", "it did not finish: its controller ended"))
+    what = "the way back" if state.going_back else "it"
+    lines.append(paint("bad", f"{what} did not finish: its controller ended"))
     for one in left_midway(state.hosts.values()):
         label = paint("bad", f"{'left midway':<16}")
         lines.append(f"{label} {counted(one.hosts)}{f': {one.text}' if one.text else ''}")

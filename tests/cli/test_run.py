@@ -439,6 +439,9 @@ def test_a_rollback_that_fails_says_so(fleetfix: Line, fleet: Fleet) -> None:
     assert "gpu02 left: NOT undone" in back.err
     assert fleet["gpu02"].world["right"] is False
     assert done.run in back.out.splitlines()[-1]
+    shown = fleetfix("show", done.run).out.splitlines()
+    assert f"go back on gpu02: fleetfix rollback {done.run}" in shown
+    assert "exit 2" in shown[-1]
 
 
 def test_a_host_that_cannot_be_taken_back_any_more_says_what_is_missing(

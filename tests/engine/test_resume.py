@@ -113,7 +113,10 @@ class Cut:
         self._playing = asyncio.ensure_future(work)
         with contextlib.suppress(asyncio.CancelledError):
             await self._playing
-        self.shelf.append = self._append  # type: ignore[method-assign]
+        # What the recorder that was killed still has in hand comes to a shelf that nobody reads any more.
+        kept, self.shelf = self.shelf, Shelf()
+        self.shelf.records += kept.records
+        self.shelf.kept |= kept.kept
         for _ in range(20):
             await asyncio.sleep(0)
         return self.shelf

@@ -108,6 +108,11 @@ def test_one_failed_rollback_trips_it() -> None:
     assert decide(state, POLICY) == Trip("going back failed on gpu04")
 
 
+def test_hosts_on_which_the_operator_cut_a_way_back_short_are_not_lost() -> None:
+    ends = [failed(host, "cut short", "rollback_pending", "cancelled") for host in ("gpu01", "gpu06")]
+    assert why_tripped(state_of(*after(*ends))) is None
+
+
 def lost(host: str, *, by_controller: bool = False) -> list[Event]:
     failure = Failure(kind="unreachable", message="no route")
     return [

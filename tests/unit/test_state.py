@@ -50,7 +50,7 @@ from fleetfix.events import (
     WaveStarted,
 )
 from fleetfix.policy import Policy
-from fleetfix.state import exit_code, fold
+from fleetfix.state import exit_code, fold, to_take_up
 from tests.unit.test_rollout import started as run_started
 from tests.unit.test_rollout import state_of
 
@@ -127,6 +127,18 @@ def test_an_undone_change_is_no_longer_open_and_one_that_could_not_be_undone_is(
     assert state_of(head, begun, undone).hosts["gpu01"].changes == {}
     failed = undone.model_copy(update={"ok": False})
     assert state_of(head, begun, failed).hosts["gpu01"].changes == {"r/wheels/1/0": SHOWN}
+
+
+def test_a_way_back_that_has_begun_is_open_until_it_has_its_end() -> None:
+    head = run_started(("gpu01", "gpu02"), Policy())
+    ends = [HostFinished(host=host, outcome="changed", touched=True) for host in ("gpu01", "gpu02")]
+    ended = (head, *ends, RunFinished(exit=0))
+    begun = state_of(*ended, RollbackStarted(host="gpu01", reason="asked for"))
+    assert [host.outcome for host in begun.hosts.values()] == ["rollback_pending", "changed"]
+    assert (begun.ended_with, to_take_up(begun)) == (None, ("gpu01",))
+    back = HostFinished(host="gpu01", outcome="rolled_back", touched=True)
+    over = fold(records((back, RunRolledBack(exit=0))), begun)
+    assert (over.hosts["gpu01"].outcome, over.ended_with) == ("rolled_back", 0)
 
 
 @pytest.mark.parametrize(
