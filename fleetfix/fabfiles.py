@@ -12,6 +12,7 @@ from typing import Any
 from fleetfix.commands import Json
 from fleetfix.complaints import Place
 from fleetfix.errors import InventoryError
+from fleetfix.folders import expanded
 from fleetfix.inventory_sources.trust import require_trust_to_run
 from fleetfix.spelling import hint_for, hint_for_file
 from fleetfix.substitution import references
@@ -28,7 +29,7 @@ def settled(params: Json, source: str) -> tuple[Json, Complaints]:
         return params, []  # the model says what is missing
     if any(references(params["file"])):
         return params, [(("file",), "file: it is the same for all hosts: ${{ }} is not read here")]
-    path = (Path(source).parent.absolute() / Path(params["file"]).expanduser()).resolve()
+    path = (Path(source).parent.absolute() / expanded(params["file"])).resolve()
     text, wrong = _read(path, params["file"])
     if text is None:
         return params, [(("file",), f"file: {wrong}")]

@@ -25,6 +25,11 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
         return Path("/")
 
 
+def expanded(path: str | Path) -> Path:
+    """Where `~` and `~user` lead, as in a shell: that of a user who is not there stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
 def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where the configuration, the inventory and the playbooks of the user are."""
     return _base("XDG_CONFIG_HOME", ".config", environ) / "fleetfix"
@@ -33,9 +38,9 @@ def config_folder(environ: Mapping[str, str] = os.environ) -> Path:
 def state_folder(environ: Mapping[str, str] = os.environ, configured: Path | None = None) -> Path:
     """Where the journal and the lab are: `$FLEETFIX_STATE_DIR`, what is configured, or the usual place."""
     if given := environ.get(STATE_VARIABLE):
-        return Path(given).expanduser().absolute()
+        return expanded(given).absolute()
     if configured is not None:
-        return configured.expanduser().absolute()
+        return expanded(configured).absolute()
     return _base("XDG_STATE_HOME", ".local/state", environ) / "fleetfix"
 
 

@@ -24,7 +24,7 @@ from pydantic import Field
 from fleetfix.commands import Json, Seconds, Value
 from fleetfix.documents import Document, parse, refuse, text_of
 from fleetfix.errors import DocumentError, InventoryError, PatternError
-from fleetfix.folders import config_folder
+from fleetfix.folders import config_folder, expanded
 from fleetfix.hostset import HostSet
 from fleetfix.inventory_files import (
     FILE_KEYS,
@@ -145,7 +145,7 @@ class _Place:
     deadline: float
 
     def path(self, text: str) -> Path:
-        return self.here / Path(text).expanduser()
+        return self.here / expanded(text)
 
 
 def _from_spec(spec: str, place: _Place) -> Inventory:

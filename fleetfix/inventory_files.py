@@ -26,6 +26,7 @@ from fleetfix.commands import Json, Seconds, Value
 from fleetfix.complaints import Place, check, keys_of, like
 from fleetfix.documents import Document
 from fleetfix.errors import PatternError
+from fleetfix.folders import expanded
 from fleetfix.hostset import HostSet
 from fleetfix.scalars import written
 from fleetfix.spelling import hint_for
@@ -172,7 +173,7 @@ class _FileReader:
                 yield key, value
 
     def _file(self, text: str, key: str, place: Place) -> str:
-        path = self.folder / Path(text).expanduser()
+        path = self.folder / expanded(text)
         if not path.is_file():
             self._complain((*place, key), f"{key}: there is no file {path}")
         return str(path.absolute())

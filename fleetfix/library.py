@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fleetfix.errors import PlaybookError
-from fleetfix.folders import config_folder
+from fleetfix.folders import config_folder, expanded
 from fleetfix.spelling import hint_for, hint_for_file
 
 _SUFFIXES = (".yaml", ".yml")
@@ -19,7 +19,7 @@ def find(name_or_path: str, *, env: Mapping[str, str] | None = None, cwd: Path |
     A name that exists twice is an error: what runs must not depend on the order of folders.
     """
     if "/" in name_or_path or name_or_path.endswith(_SUFFIXES):
-        path = (cwd or Path.cwd()) / Path(name_or_path).expanduser()
+        path = (cwd or Path.cwd()) / expanded(name_or_path)
         if not _exists(path):
             beside = [one.name for one in _in(path.parent)]
             hint = hint_for_file(path.name, beside) or f"looked for in {path.parent}"

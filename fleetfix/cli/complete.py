@@ -32,12 +32,13 @@ def playbooks(incomplete: str) -> Iterable[str]:
     """Playbooks that have a name, and YAML files where a path is begun."""
     from pathlib import Path
 
+    from fleetfix.folders import expanded
     from fleetfix.library import available
 
     head, slash, _ = incomplete.rpartition("/")
     if not slash:
         return [*available(), *(f"{path}/" for path in Path().iterdir() if path.is_dir())]
-    folder = Path(head or "/").expanduser()
+    folder = expanded(head or "/")
     found = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix in (".yaml", ".yml")]
     return [f"{head}/{path.name}{'/' if path.is_dir() else ''}" for path in found]
 
@@ -50,10 +51,10 @@ def saved_plans(incomplete: str) -> Iterable[str]:
 
 def _paths(incomplete: str, wanted: Callable[[Path], bool]) -> Iterator[str]:
     """Folders, and the files in the folder that is typed which are wanted."""
-    from pathlib import Path
+    from fleetfix.folders import expanded
 
     head, slash, _ = incomplete.rpartition("/")
-    folder = Path(head or ("/" if slash else ".")).expanduser()
+    folder = expanded(head or ("/" if slash else "."))
     for path in sorted(folder.iterdir()):
         if path.is_dir():
             yield f"{head}{slash}{path.name}/"

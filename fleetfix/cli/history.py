@@ -34,6 +34,7 @@ def runs(
         ),
     ] = None,
     inventory: options.InventoryFile = None,
+    connect_timeout: options.ConnectTimeout = None,
     json: options.Json = False,
 ) -> int:
     """List the runs that this machine has driven, or verify what it keeps of them."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -55,6 +56,11 @@ def conduct(order: Order) -> int:
                 out.line(ledger_text(host.name, told))
     finally:
         out.close()
+    return exit_code(hosts, found)
+
+
+def exit_code(hosts: Sequence[Host], found: Mapping[str, Ledger | Failure]) -> int:
+    """The exit code of what hosts told: 130 where some were not asked any more."""
     if len(found) < len(hosts):
         return 130
     kinds = {one.kind for one in found.values() if isinstance(one, Failure)}

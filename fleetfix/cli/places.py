@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fleetfix.cli import patience
+from fleetfix.folders import expanded
 from fleetfix.hostset import HostSet
 from fleetfix.inventory import DEADLINE, OF_A_TOOL, VARIABLE, Host, Inventory
 
@@ -59,7 +60,7 @@ def lasting(source: str) -> str:
 
 
 def _one_path(path: str) -> str:
-    return os.path.realpath(Path(path).expanduser())
+    return os.path.realpath(expanded(path))
 
 
 class Journalled:

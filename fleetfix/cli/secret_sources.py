@@ -13,12 +13,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from fleetfix import secret_values
 from fleetfix.cli import config
 from fleetfix.engine.context import Request
 from fleetfix.errors import UsageError
+from fleetfix.folders import expanded
 from fleetfix.inventory import Host
 from fleetfix.playbook import Playbook, Step
 from fleetfix.redaction import SHORTEST
@@ -117,7 +117,7 @@ def _from_environment(name: str, variable: str) -> str:
 
 def _from_file(name: str, path: str) -> str:
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with expanded(path).open("rb") as file:
             return _text(name, file.read(LARGEST + 1))
     except OSError as error:
         raise UsageError(f"--secret {name}: {path}: {(error.strerror or str(error)).lower()}") from None

@@ -17,6 +17,7 @@ from fleetfix.domain.ledger import Ledger
 from fleetfix.errors import Failure
 from fleetfix.journal import Journal
 from fleetfix.views.history import misfit_text, verified_text
+from fleetfix.views.neutral import one_line
 
 LINES = 1000
 """The last lines of each host's ledger that are compared."""
@@ -34,7 +35,7 @@ class Order:
 
 def verify(order: Order) -> int:
     """Go over the records of one run, or of all; returns the exit code."""
-    kept = _ledgers(order)
+    kept, asked = _ledgers(order)
     with Journal.open(state_dir()) as journal:
         runs = (journal.find(order.run),) if order.run else journal.every_run()
         found = [journal.verify(run) for run in runs]
@@ -49,24 +50,22 @@ def verify(order: Order) -> int:
         for misfit in misfits:
             print(misfit_text(misfit))
         for host, failure in silent.items():
-            print(f"{host}: its ledger was not read: {failure}")
+            print(one_line(f"{host}: its ledger was not read: {str(failure).removeprefix(f'{host}: ')}"))
         print(verified_text(found, misfits))
-    if misfits:
-        return 2
-    return 4 if silent else 0
+    return 2 if misfits and asked != 130 else asked
 
 
-def _ledgers(order: Order) -> Mapping[str, Ledger | Failure]:
-    """What the hosts that are named keep of runs, or why they do not tell."""
+def _ledgers(order: Order) -> tuple[Mapping[str, Ledger | Failure], int]:
+    """What the hosts that are named keep of runs, or why they do not tell; and the exit code of asking."""
     if order.hosts is None:
-        return {}
-    from fleetfix.cli.ledger_reading import ask
+        return {}, 0
+    from fleetfix.cli.ledger_reading import ask, exit_code
 
     hosts = load_inventory(order.inventory).select(order.hosts)
     hold_become_password(hosts)
     found = asyncio.run(ask(hosts, last=LINES))
     missing = Failure(kind="cancelled", message="it was not asked: interrupted")
-    return {host.name: found.get(host.name, missing) for host in hosts}
+    return {host.name: found.get(host.name, missing) for host in hosts}, exit_code(hosts, found)
 
 
 def _compare(journal: Journal, kept: Mapping[str, Ledger | Failure], only: str | None) -> Iterator[Misfit]:

@@ -6,13 +6,13 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import asyncssh
 import paramiko
 from paramiko.auth_strategy import AuthFailure, AuthStrategy, InMemoryPrivateKey
 
+from fleetfix.folders import expanded
 from fleetfix.transports.fabric_agent import agent_at
 from fleetfix.transports.host_keys import HostKeys
 from fleetfix.transports.ssh_config import Settings
@@ -98,7 +98,7 @@ class NoneAccepted(AuthFailure):  # type: ignore[misc]
 
 
 def _home(path: str) -> str:
-    return str(Path(path).expanduser())
+    return str(expanded(path))
 
 
 class Keys(AuthStrategy):  # type: ignore[misc]

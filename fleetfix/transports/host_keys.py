@@ -15,6 +15,7 @@ from typing import Literal
 import asyncssh
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
+from fleetfix.folders import expanded
 from fleetfix.transports import known_hosts
 from fleetfix.transports.known_hosts import NOTHING, Known, spelt
 from fleetfix.transports.ssh_config import Settings
@@ -126,7 +127,7 @@ def _by_terminal() -> Policy:
 
 
 def _paths(names: Sequence[str]) -> list[Path]:
-    return [Path(name).expanduser() for name in names if name.lower() != "none"]
+    return [expanded(name) for name in names if name.lower() != "none"]
 
 
 def _quoted(name: str) -> str:

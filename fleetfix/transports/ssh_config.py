@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from asyncssh.config import ConfigParseError, SSHClientConfig, SSHConfig
 from asyncssh.pattern import WildcardPatternList
 
+from fleetfix.folders import expanded
 from fleetfix.inventory_sources.trust import distrust
 
 SYSTEM = Path("/etc/ssh/ssh_config")
@@ -156,7 +157,7 @@ class _File:
     @property
     def folder(self) -> Path:
         """Where relative names in its Include lines lie."""
-        return SYSTEM.parent if self.path.is_relative_to(SYSTEM.parent) else Path("~/.ssh").expanduser()
+        return SYSTEM.parent if self.path.is_relative_to(SYSTEM.parent) else expanded("~/.ssh")
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class _Text:
 
 def _files(own: str | None) -> tuple[_File, ...]:
     """The files for a host, in the order in which the first value wins."""
-    users = _File(Path("~/.ssh/config").expanduser(), found=True)
+    users = _File(expanded("~/.ssh/config"), found=True)
     # A file of its own stands for the system's, as with `ssh -F`; the user's holds in any case.
     first, second = (_File(Path(own)), users) if own else (users, _File(SYSTEM))
     return tuple(file for file in (first, second) if str(file.path) == own or file.path.is_file())
@@ -278,7 +279,7 @@ def _included(file: _File, line: _Line) -> list[_File]:
     """The files of an Include, in the order of their names; that none is there is no error."""
     found: list[Path] = []
     for pattern in line.args:
-        whole = file.folder / Path(os.path.expandvars(pattern)).expanduser()
+        whole = file.folder / expanded(os.path.expandvars(pattern))
         anchor = Path(whole.anchor)
         found += sorted(one for one in anchor.glob(str(whole.relative_to(anchor))) if one.is_file())
     return [_File(one, file.found) for one in found]

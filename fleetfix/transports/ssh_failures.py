@@ -12,6 +12,7 @@ import asyncssh
 from fleetfix.errors import Failure, FailureKind
 from fleetfix.transports.host_keys import HostKeys
 
+NO_SERVER = "look at its address and port: what answers there may be no SSH server"
 _KINDS: tuple[tuple[type[BaseException], FailureKind, str], ...] = (
     (asyncssh.HostKeyNotVerifiable, "host_key", "compare its key with what you know of it"),
     (asyncssh.PermissionDenied, "auth", "see which keys `ssh -v` offers there"),
@@ -19,6 +20,8 @@ _KINDS: tuple[tuple[type[BaseException], FailureKind, str], ...] = (
     (asyncssh.PasswordChangeRequired, "auth", "change the password there by hand"),
     (asyncssh.KeyImportError, "auth", "look at the key files that your ssh configuration names"),
     (asyncssh.KeyEncryptionError, "auth", "add the key to your ssh agent"),
+    (asyncssh.ProtocolError, "unreachable", NO_SERVER),
+    (asyncssh.ProtocolNotSupported, "unreachable", NO_SERVER),
     (asyncssh.ConfigParseError, "unreachable", "mend your ssh configuration"),
 )
 _TOO_MANY = "too many authentication failures"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import asyncssh
 
+from fleetfix.folders import expanded
 from fleetfix.transports.ssh_agent import Agent, agent_at
 from fleetfix.transports.ssh_config import Settings
 
@@ -26,7 +27,7 @@ class Identities:
     def __init__(self, settings: Settings, key_file: str | None) -> None:
         said = settings.texts("IdentityFile", [f"~/.ssh/{name}" for name in _USUAL])
         files = [key_file] if key_file is not None else said
-        self._files = [Path(name).expanduser() for name in files]
+        self._files = [expanded(name) for name in files]
         self._certificates = settings.texts("CertificateFile")
         self._only = settings.yes("IdentitiesOnly")
         self._agent = _agent_of(settings)
@@ -69,9 +70,7 @@ class Identities:
         """The pairs in files, and the public keys that files name, with the certificates for them."""
         pairs: list[asyncssh.SSHKeyPair] = []
         named: dict[bytes, list[asyncssh.SSHCertificate]] = {}
-        certificates = [
-            one for name in self._certificates for one in self._certificate(Path(name).expanduser())
-        ]
+        certificates = [one for name in self._certificates for one in self._certificate(expanded(name))]
         for file in self._files:
             if not os.path.exists(file) and not os.path.exists(f"{file}.pub"):
                 continue  # as with ssh
@@ -144,4 +143,4 @@ def agent_path(settings: Settings) -> str:
         path = os.environ.get("SSH_AUTH_SOCK", "")
     elif path.startswith("$"):
         path = os.environ.get(path[1:].strip("{}"), "")
-    return str(Path(path).expanduser()) if path else ""
+    return str(expanded(path)) if path else ""

@@ -88,7 +88,11 @@ class Attempt:
         if self.ssh is None:
             return self.waits_for
         if not self.ssh.get_extra_info("server_version"):
-            return self.waits_for if self.proxy is not None else "it takes the connection and says nothing"
+            return (
+                self.waits_for
+                if self.proxy is not None
+                else "it takes the connection and gives no SSH greeting"
+            )
         return "the login has no end" if self.asks_for_keys else "the key exchange has no end"
 
 

@@ -13,12 +13,12 @@ from fleetfix.views.neutral import one_line
 
 def ledger_text(host: str, found: Ledger | Failure) -> str:
     """One host's ledger, oldest first."""
-    return "\n".join([f"{host}:", *(f"  {line}" for line in _lines(found))])
+    return "\n".join([f"{host}:", *(f"  {line}" for line in _lines(host, found))])
 
 
-def _lines(found: Ledger | Failure) -> Iterator[str]:
+def _lines(host: str, found: Ledger | Failure) -> Iterator[str]:
     if isinstance(found, Failure):
-        yield one_line(str(found))
+        yield one_line(str(found).removeprefix(f"{host}: "))
         return
     if not found.lines:
         yield "nothing was changed here by fleetfix, or its ledger was removed"

@@ -256,7 +256,7 @@ def test_a_host_may_take_as_long_as_is_said(fleetfix: Line, place: Path) -> None
             "exec", "-i", "silent.yaml", "--hosts", "*", "--connect-timeout", "1.5s", "--", "true"
         )
     assert result.code == 4
-    assert "it takes the connection and says nothing within 1.5 s" in result.err
+    assert "it takes the connection and gives no SSH greeting within 1.5 s" in result.err
 
 
 def test_many_hosts_must_be_meant(fleetfix: Line, talking: Fleet, place: Path) -> None:

@@ -86,6 +86,8 @@ def test_what_hosts_keep_of_the_journal_tells_that_it_was_written_anew(
         assert fleetfix("runs", "--verify").code == 0
         told = fleetfix("runs", "--verify", first, "--hosts", "gpu01", "-i", "hosts.yaml")
         assert (told.code, f"run {first}: gpu01 keeps a head of it" in told.out) == (2, True)
+        silent = fleetfix("runs", "--verify", second, "--connect-timeout", "5s", *on[:1], "gpu02", *on[2:])
+        assert (silent.code, "not read: gpu02" in silent.out) == (2, False)
         (place / "state/journal.db").unlink()
         gone = fleetfix("runs", "--verify", *on)
     assert gone.code == 2

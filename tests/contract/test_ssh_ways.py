@@ -254,7 +254,7 @@ async def test_a_jump_host_that_does_not_answer_is_named_and_asked_once(configur
         one.close()
     assert len(asked) == 1
     assert {failure.message for failure in failures} == {
-        "jump host b1: it takes the connection and says nothing within 0.6 s"
+        "jump host b1: it takes the connection and gives no SSH greeting within 0.6 s"
     }
 
 
@@ -499,8 +499,8 @@ async def test_how_long_a_host_may_take_is_said_by_inventory_or_configuration(
             failure.message for failure in await asyncio.gather(*map(refused, (by_config, by_inventory)))
         ]
         asked = await refused(by_inventory, connect_timeout=0.3)
-    assert messages[0] == "gpu1: it takes the connection and says nothing within 1 s"
-    assert messages[1] == "gpu1: it takes the connection and says nothing within 0.5 s"
+    assert messages[0] == "gpu1: it takes the connection and gives no SSH greeting within 1 s"
+    assert messages[1] == "gpu1: it takes the connection and gives no SSH greeting within 0.5 s"
     assert asked.message.endswith("within 0.3 s")
 
 
