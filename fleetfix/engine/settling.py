@@ -52,7 +52,8 @@ class Settling:
                 failure = await self._on_one(host, settle)
             if failure is not None:
                 failures.append(failure)
-                self.recorder.record(HostSaid(host=host.name, step="", text=f"not done: {failure}"))
+                why = str(failure).removeprefix(f"{host.name}: ")
+                self.recorder.record(HostSaid(host=host.name, step="", text=f"not done: {why}"))
 
         try:
             async with asyncio.TaskGroup() as group:

@@ -172,7 +172,9 @@ def _finished(event: HostFinished, state: RunState, paint: Paint) -> str | None:
         return None  # the plan tells of it, folded, as soon as the others have answered
     if event.outcome == "not_started" or (event.outcome in GOOD and not event.touched):
         return None
-    why = one_line(event.reason) if event.outcome in GOOD else said_of(host)
+    why = (one_line(event.reason) if event.outcome in GOOD else said_of(host)).removeprefix(
+        f"{event.host}: "
+    )
     stopped = paint("bad", " JOB STOPPED, NOT RESTARTED") if event.job_stopped else ""
     return f"{event.host} {paint.outcome(event.outcome)}{f': {why}' if why else ''}{stopped}"
 
