@@ -195,11 +195,16 @@ def _dial(connection: fabric.Connection, said: Settings, proxy: _Proxy | None) -
     begun = time.monotonic()
     try:
         connection.open()
-    except paramiko.SSHException as error:
-        waited = time.monotonic() - begun
-        if "banner" in str(error) and waited >= connection.connect_timeout - PUNCTUAL:
-            raise TimeoutError("it takes the connection and says nothing") from error
+    except (paramiko.AuthenticationException, paramiko.BadHostKeyException):
         raise
+    except paramiko.SSHException as error:
+        if time.monotonic() - begun < connection.connect_timeout - PUNCTUAL:
+            raise
+        # Paramiko's own words are of what it could not do after that.
+        transport = connection.client.get_transport()
+        heard = transport is not None and transport.remote_version
+        silent = "it takes the connection and says nothing"
+        raise TimeoutError("the key exchange has no end" if heard else silent) from error
     connection.transport.set_keepalive(KEEPALIVE)
 
 

@@ -57,7 +57,7 @@ class Asking(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
             raise Refused
         if authorities and not trusted:
             self._keys.complaint = "it is known by a certificate authority, which paramiko cannot check"
-            self._keys.hint = "use `transport: asyncssh` for it"
+            self._keys.hint = "write down its own key, too; `transport: asyncssh` checks its certificate"
             raise Refused
         if shown not in trusted and not self._keys.accept(self._name, self._port, shown):
             raise Refused
