@@ -10,8 +10,10 @@ import importlib
 import json
 import os
 import re
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 
 from fleetfix import secret_values
@@ -117,23 +119,53 @@ def _from_environment(name: str, variable: str) -> str:
 
 def _from_file(name: str, path: str) -> str:
     try:
-        with expanded(path).open("rb") as file:
-            return _text(name, file.read(LARGEST + 1))
+        # A pipe that nobody writes to would else hold up the opening itself, for good.
+        descriptor = os.open(expanded(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb", buffering=0) as file:
+            data = _read(file.fileno(), time.monotonic() + PATIENCE)
     except OSError as error:
         raise UsageError(f"--secret {name}: {path}: {(error.strerror or str(error)).lower()}") from None
+    if data is None:
+        raise UsageError(f"--secret {name}: {path} gave nothing more within {PATIENCE:.0f} s")
+    return _text(name, data)
 
 
 def _from_command(name: str, command: str) -> str:
     """What a program prints; it may speak with the operator, by stderr and the terminal."""
-    try:
-        ran = subprocess.run(
-            ["/bin/sh", "-c", command], stdout=subprocess.PIPE, timeout=PATIENCE, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"--secret {name}: its command did not end within {PATIENCE:.0f} s") from None
-    if ran.returncode != 0:
-        raise UsageError(f"--secret {name}: its command ended with exit {ran.returncode}")
-    return _text(name, ran.stdout)
+    deadline = time.monotonic() + PATIENCE
+    with subprocess.Popen(["/bin/sh", "-c", command], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            data = _read(process.stdout.fileno(), deadline)
+            # What has said more than a secret has may go on for ever.
+            ends = data is not None and len(data) <= LARGEST
+            code = process.wait(max(deadline - time.monotonic(), 0)) if ends else 0
+        except subprocess.TimeoutExpired:
+            data, code = None, 0
+        finally:
+            process.kill()
+    if data is None:
+        raise UsageError(f"--secret {name}: its command did not end within {PATIENCE:.0f} s")
+    if code != 0:
+        raise UsageError(f"--secret {name}: its command ended with exit {code}")
+    return _text(name, data)
+
+
+def _read(descriptor: int, deadline: float) -> bytes | None:
+    """All that there is, up to one byte more than a secret has; None where it has no end in time."""
+    ready, data = select.poll(), bytearray()
+    ready.register(descriptor, select.POLLIN)
+    while len(data) <= LARGEST:
+        if not ready.poll(max(deadline - time.monotonic(), 0) * 1000):
+            return None
+        try:
+            piece = os.read(descriptor, LARGEST + 1 - len(data))
+        except BlockingIOError:
+            continue  # another process that reads it, too, was faster
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
 
 
 def _from_keyring(name: str, entry: str) -> str:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from fleetfix import secret_values
+from fleetfix.cli import secret_sources
 from fleetfix.commands import Completed
 from fleetfix.events import ChangeFinished, HostSaid, RunStarted, without_secrets
 from fleetfix.policy import Policy
@@ -148,6 +149,9 @@ def test_a_run_that_is_taken_up_takes_the_secrets_again(
         (("token=file:empty",), "the secret token is empty"),
         (("token=file:large",), "the secret token is larger than 16 KiB"),
         (("token=cmd:echo no >&2; exit 3",), "its command ended with exit 3"),
+        (("token=cmd:yes",), "the secret token is larger than 16 KiB"),
+        (("token=cmd:echo abc; sleep 9",), "its command did not end within"),
+        (("token=file:fifo",), "fifo gave nothing more within"),
         (("token=cmd:echo abc",), "the secret token is shorter than 6 characters"),
         (("token=cmd:printf 'ab\\0cdefgh'",), "the secret token holds a NUL"),
         (("token=keyring:fleetfix",), "a keyring's entry is SERVICE/USER"),
@@ -169,6 +173,9 @@ def test_a_source_that_gives_nothing_is_one_line_and_never_the_value(
 ) -> None:
     monkeypatch.setitem(sys.modules, "keyring", None)
     monkeypatch.setenv("OPEN", "signed-in")
+    if "within" in message:
+        monkeypatch.setattr(secret_sources, "PATIENCE", 0.1)
+    os.mkfifo(place / "fifo")
     (place / "binary").write_bytes(b"\xff\xfe\xfd\xfc\xfb\xfa")
     (place / "empty").write_bytes(b"\n")
     (place / "large").write_bytes(b"x" * 17_000)
