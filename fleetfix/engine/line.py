@@ -91,6 +91,19 @@ class Line:
         return Completed(value=found.model_dump() if found else None)
 
 
+def in_time(probe: Probe[Any], seconds: float | None) -> Probe[Any]:
+    """The probe of a step that has so many seconds: none of its questions may take longer."""
+    if seconds is None:
+        return (yield from probe)
+    try:
+        reads = next(probe)
+        while True:
+            most = (read.model_copy(update={"timeout": min(read.timeout, seconds)}) for read in reads)
+            reads = probe.send((yield tuple(most)))
+    except StopIteration as done:
+        return done.value
+
+
 def _advance(
     step: str,
     probe: Probe[Any],

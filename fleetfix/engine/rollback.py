@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fleetfix.action import Action
 from fleetfix.commands import Completed
 from fleetfix.engine.context import RunContext
-from fleetfix.engine.line import Line
+from fleetfix.engine.line import Line, in_time
 from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.engine.reconcile import corrections, forgotten, never_begun, open_by_claim
 from fleetfix.errors import NO_WAY_IN, Failure, HostError
@@ -279,7 +279,7 @@ async def verify_as_before(
 
 async def _plan_again(line: Line, steps: Sequence[Step], wanted: frozenset[str]) -> dict[str, Foreseen]:
     acting = [step for step in steps if isinstance(step.act, Action) and not step.elsewhere]
-    facts = await line.ask_all({step.id: step.act.probe() for step in acting})
+    facts = await line.ask_all({step.id: in_time(step.act.probe(), step.timeout) for step in acting})
     known = {id: got for id, got in facts.items() if not isinstance(got, HostError)}
     return {one.step.id: one for one in foresee(steps, known, wanted=wanted)}
 

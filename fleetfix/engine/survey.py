@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from fleetfix.action import Action, Check
+from fleetfix.action import Action, Check, Probe
 from fleetfix.cohorts import ties_of, undeclared, why_undeclared
 from fleetfix.engine.awaiting import of_another, wait_for_others
 from fleetfix.engine.ends import Ends
+from fleetfix.engine.line import in_time
 from fleetfix.engine.pending import Foreseen, foresee
 from fleetfix.engine.phases import shown
 from fleetfix.engine.taking_up import take_up
@@ -34,7 +36,7 @@ async def survey(visit: Visit, ends: Ends) -> None:
     refuse_where_taken(session.info, visit.context.request.purpose(), visit.host.name)
     if visit.resumed and not await take_up(visit, ends):
         return None
-    facts = await visit.line.ask_all({step.id: step.act.probe() for step in visit.steps if is_asked(step)})
+    facts = await visit.line.ask_all(_questions(visit))
     errors = {id: got.failure for id, got in facts.items() if isinstance(got, HostError)}
     known = {id: got for id, got in facts.items() if id not in errors}
     for one in foresee(visit.steps, known, changed=visit.changed, spent=visit.spent):
@@ -52,6 +54,10 @@ async def survey(visit: Visit, ends: Ends) -> None:
         return ends.not_begun(*stands_against)
     visit.context.recorder.record(HostPlanned(host=visit.host.name, pending=visit.pending))
     return None
+
+
+def _questions(visit: Visit) -> dict[str, Probe[Any]]:
+    return {step.id: in_time(step.act.probe(), step.timeout) for step in visit.steps if is_asked(step)}
 
 
 def _where_it_goes_on(visit: Visit) -> str:
@@ -97,7 +103,7 @@ def stale_since_saved(visit: Visit) -> tuple[Failure, str] | None:
 
 async def still_as_planned(visit: Visit) -> Failure | None:
     """Why a plan does not hold that another run has worked under; None where it does. Raises HostError."""
-    facts = await visit.line.ask_all({step.id: step.act.probe() for step in visit.steps if is_asked(step)})
+    facts = await visit.line.ask_all(_questions(visit))
     known = {id: got for id, got in facts.items() if not isinstance(got, HostError)}
     now = foresee(visit.steps, known, changed=visit.changed, spent=visit.spent)
     then = visit.foreseen

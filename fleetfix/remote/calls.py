@@ -181,6 +181,7 @@ def _fields(name, value):
 
 def late(name, seconds, stuck):
     """The failure of what ran past its deadline; `stuck` names what of it could not be ended."""
+    seconds = round(seconds, 1) or seconds  # what was left of a call's time may be no round number
     if not stuck:
         return failure("timed_out", "%s was not done within %g s, and was ended" % (name, seconds))
     text = "%s was not done within %g s, and cannot be ended: %s" % (name, seconds, ", ".join(stuck))

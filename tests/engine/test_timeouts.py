@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
 
+from fleetfix.commands import Completed, Read
 from fleetfix.engine import hostrun
 from fleetfix.engine.context import Interrupts
 from fleetfix.errors import Failure, HostError
 from fleetfix.policy import Policy, Share
 from fleetfix.transports.scripted import Fleet, ScriptedHost
+from fleetfix.transports.scripted_session import ScriptedSession
 from tests.engine.toys import Shelf, Switch, play, step, toy_host
 
 WITHIN = 0.1
@@ -44,6 +47,22 @@ def hangs_at(where: Literal["probe", "change", "verify", "undo"]) -> ScriptedHos
 
 def steps() -> list[Any]:
     return [step("a", Switch(name="a")), step("b", Switch(name="b"), timeout=WITHIN)]
+
+
+async def test_no_question_of_the_survey_has_more_time_than_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    async def read(self: ScriptedSession, step: str, reads: Sequence[Read]) -> tuple[Completed, ...]:
+        asked.extend(one.timeout for one in reads)
+        return await answer(self, step, reads)
+
+    answer = ScriptedSession.read
+    monkeypatch.setattr(ScriptedSession, "read", read)
+    state, _ = await play(Fleet({"gpu01": toy_host(a=True, b=True)}), steps())
+    assert state.exit == 0
+    assert sorted(asked) == [WITHIN, Read(function="toy.get").timeout]
 
 
 @pytest.mark.parametrize("forks", [1, 4])
