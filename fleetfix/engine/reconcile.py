@@ -60,7 +60,8 @@ def forgotten(
         answered = host.done | host.failed
         open_ = host.changes.items()
         gone = [shown.summary for id, shown in open_ if id in answered and id not in logged]
-    if not gone:  # this journal does not know of it: the host may
+    known = bool(gone)
+    if not known:  # to this journal; the host may tell
         apart = [item.partition(": ") for item in claimed]
         gone = [
             "".join(item)
@@ -69,8 +70,8 @@ def forgotten(
         ]
     if not gone:
         return None
-    what = "; ".join(gone)
-    message = f"the host has no record of this run any more (rebooted, swept or torn), which began: {what}"
+    why, what = "the host has no record of this run any more (rebooted, swept or torn)", "; ".join(gone)
+    message = f"{why}, which began: {what}" if known else f"{why}: {what}"
     return Failure(kind="in_doubt", message=message)
 
 
