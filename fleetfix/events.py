@@ -453,6 +453,14 @@ class HostReleased(Value):
     """What stays there as the run left it."""
 
 
+class HostNotUndone(Value):
+    """A later rollback has undone nothing on a host: not all can be undone. Its outcome stays."""
+
+    kind: Literal["host_not_undone"] = "host_not_undone"
+    host: str
+    failure: Failure
+
+
 class RunRolledBack(Value):
     """`fleetfix rollback` went over hosts of the run; `exit` is that command's, not the run's."""
 
@@ -488,6 +496,7 @@ Event = Annotated[
     | HostFinished
     | HostCommitted
     | HostReleased
+    | HostNotUndone
     | RunHalted
     | BreakerTripped
     | SoakStarted

@@ -26,6 +26,7 @@ from fleetfix.events import (
     HostConnected,
     HostFinished,
     HostLost,
+    HostNotUndone,
     HostPlanned,
     HostReleased,
     HostSaid,
@@ -115,6 +116,8 @@ class HostState:
     """Its session went with the controller's network: that counts against nobody."""
     committed: bool = False
     released: bool = False
+    not_undone: Failure | None = None
+    """Why a later rollback left it as it was."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -354,6 +357,7 @@ HostEvent = (
     | HostFinished
     | HostCommitted
     | HostReleased
+    | HostNotUndone
 )
 
 
@@ -403,7 +407,7 @@ def _host_after(host: HostState, event: HostEvent) -> HostState:
             return replace(host, command=event, first_failure=host.first_failure or event.failure)
         case RollbackStarted() | RollbackFinished():
             return _going_back(host, event)
-        case HostFinished() | HostCommitted() | HostReleased():
+        case HostFinished() | HostCommitted() | HostReleased() | HostNotUndone():
             return _word_on(host, event)
     assert_never(event)
 
@@ -413,7 +417,12 @@ def _going_back(host: HostState, event: RollbackStarted | RollbackFinished) -> H
         return replace(host, going_back=True)
     # Where it was released it is held again; where it had ended, it is open until it has a new word.
     return replace(
-        host, going_back=True, doing="going back", released=False, finished=_no_longer(host.finished)
+        host,
+        going_back=True,
+        doing="going back",
+        released=False,
+        not_undone=None,
+        finished=_no_longer(host.finished),
     )
 
 
@@ -452,8 +461,13 @@ def _change_after(
             return replace(host, not_back=host.not_back | {event.change}, unheard=unheard)
 
 
-def _word_on(host: HostState, event: HostFinished | HostCommitted | HostReleased) -> HostState:
+def _word_on(
+    host: HostState, event: HostFinished | HostCommitted | HostReleased | HostNotUndone
+) -> HostState:
+    host = replace(host, not_undone=None)
     match event:
+        case HostNotUndone():
+            return replace(host, not_undone=event.failure, doing="")
         case HostFinished():
             back = event.outcome in ("rollback_pending", "rollback_failed")
             host = replace(host, finished=event, doing="", away="", awaits="")

@@ -19,6 +19,7 @@ from fleetfix.events import (
     HostCommitted,
     HostConnected,
     HostFinished,
+    HostNotUndone,
     HostSaid,
     Outcome,
     RollbackStarted,
@@ -229,8 +230,7 @@ class _WayBack:
 
     def _left_as_it_is(self, why: Failure) -> None:
         """Undo nothing here; how the run ended on the host stays its word."""
-        said = HostSaid(host=self.host.name, step="", text=f"left as it is: {why.message}")
-        self.recorder.record(said)
+        self.recorder.record(HostNotUndone(host=self.host.name, failure=why))
         self.failure = why
         if self.recorder.state.hosts[self.host.name].finished is None:
             self._finish("rollback_pending", why)

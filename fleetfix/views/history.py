@@ -19,6 +19,7 @@ from fleetfix.events import (
     HostConnected,
     HostFinished,
     HostLost,
+    HostNotUndone,
     HostReleased,
     HostSaid,
     LeaseAwaited,
@@ -188,13 +189,17 @@ def _told(record: Record, undone: dict[str, ChangeUndone], paint: Paint, *, touc
             yield f"  {event.step}: {one_line(event.text)}" if event.step else one_line(event.text)
         case CommandEnded():
             yield _command_ended(event, paint)
-        case ChangeFound() | HostCommitted() | HostReleased() | RunResumed():
+        case ChangeFound() | HostCommitted() | HostReleased() | HostNotUndone() | RunResumed():
             yield _afterwards(event)
         case HostFinished():
             yield from _finished(event, paint)
 
 
-def _afterwards(event: ChangeFound | HostCommitted | HostReleased | RunResumed) -> str:
+def _afterwards(
+    event: ChangeFound | HostCommitted | HostReleased | HostNotUndone | RunResumed,
+) -> str:
+    if isinstance(event, HostNotUndone):
+        return f"left as it is: {one_line(str(event.failure))}"
     if isinstance(event, ChangeFound):
         return f"  {event.step}: {found(event)}"
     why = f" ({one_line(event.reason)})" if event.reason else ""

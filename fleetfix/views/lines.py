@@ -24,6 +24,7 @@ from fleetfix.events import (
     EvidenceKept,
     HostCommitted,
     HostFinished,
+    HostNotUndone,
     HostPlanned,
     HostReleased,
     HostSaid,
@@ -104,6 +105,8 @@ def _of_host(event: Event, state: RunState, paint: Paint) -> str | None:
             return _finished(event, state, paint)
         case HostCommitted() | HostReleased():
             return f"{event.host} {settled(event)}"
+        case HostNotUndone():
+            return f"{event.host} {paint('bad', 'left as it is')}: {one_line(str(event.failure))}"
         case EvidenceKept():
             return f"{event.host} {event.step}: evidence kept in {one_line(event.folder)}"
         case RollbackStarted():

@@ -57,6 +57,9 @@ def _settled(state: RunState) -> Iterator[str]:
     released = HostSet(host.name for host in state.hosts.values() if host.released)
     if committed:
         yield f"{'committed':<16} {counted(committed)}: what was done stays, there is no way back"
+    kept = ((host.name, one_line(str(why))) for host in state.hosts.values() if (why := host.not_undone))
+    for one in group(kept)[:MESSAGES]:
+        yield f"{'left as it is':<16} {counted(one.hosts)}: {one.text}"
     if released:
         yield f"{'released':<16} {counted(released)}: left as it was, free for other runs"
 

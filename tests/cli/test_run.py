@@ -455,6 +455,8 @@ def test_a_host_that_cannot_be_taken_back_any_more_says_what_is_missing(
     (said,) = [line for line in back.err.splitlines() if "left as it is" in line]
     assert said.startswith("gpu02")
     assert "cannot be undone any more: run `light left`: the hold is gone" in said
+    (why,) = [line for line in back.out.splitlines() if line.startswith("left as it is")]
+    assert "gpu02: cannot be undone any more: run `light left`: the hold is gone" in why
     assert (fleet["gpu01"].world["left"], fleet["gpu02"].world["left"]) == (False, True)
 
 

@@ -866,8 +866,8 @@ async def test_a_host_on_which_not_all_can_be_undone_any_more_is_left_as_it_is()
     state = await go_back(fleet, shelf, state)
     assert outcomes(state) == {"gpu01": "changed", "gpu02": "rolled_back"}
     assert (fleet["gpu01"].world, fleet["gpu01"].runs("undo")) == ({"a": True, "b": True}, [])
-    assert "left as it is: cannot be undone any more: turn a on: the hold is gone" in [
-        event.text for event in shelf.of("host_said") if event.host == "gpu01"
+    assert [(event.host, event.failure.message) for event in shelf.of("host_not_undone")] == [
+        ("gpu01", "cannot be undone any more: turn a on: the hold is gone")
     ]
     assert (state.rolled_back_exit, state.tripped) == (2, None)
     assert fleet["gpu01"].claims == {}

@@ -26,6 +26,7 @@ from fleetfix.events import (
     HostConnected,
     HostFinished,
     HostLost,
+    HostNotUndone,
     HostPlanned,
     HostReleased,
     HostSaid,
@@ -94,6 +95,7 @@ EVENTS: tuple[Event, ...] = (
     RunRolledBack(exit=0),
     HostCommitted(host="gpu01", operator="ann", controller="here"),
     HostReleased(host="gpu02", operator="ann", controller="here", left=("repair 2 files",)),
+    HostNotUndone(host="gpu02", failure=NO),
 )
 
 
