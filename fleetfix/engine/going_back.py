@@ -10,8 +10,9 @@ from fleetfix.commands import Json
 from fleetfix.engine.awaiting import awaited, of_another
 from fleetfix.engine.breaker import rollback_failed
 from fleetfix.engine.company import Company
-from fleetfix.engine.context import OpenSession, Slots
+from fleetfix.engine.context import OpenSession, RealClock, Slots
 from fleetfix.engine.functions import keys_of, with_functions
+from fleetfix.engine.network import Network, Watched
 from fleetfix.engine.rollback import and_back, undo_all
 from fleetfix.errors import NO_WAY_IN, Failure, HostError, JournalError
 from fleetfix.events import (
@@ -148,8 +149,10 @@ class _WayBack:
         def progress(step: str, text: str) -> None:
             del step, text
 
+        # Told of like a run's; whose network it is need not be known: a way back blames nobody.
+        watch = Watched(Network(RealClock()), self.recorder, self.host.name, local=True)
         try:
-            opened = await self.opener(self.host, self.purpose, progress=progress)
+            opened = await self.opener(self.host, self.purpose, progress=progress, watch=watch)
             session = with_functions(opened, self.host, self.keys)
         except HostError as error:
             return self._finish("rollback_pending", error.failure)
