@@ -56,10 +56,9 @@ def forgotten(
     if not past and not kept:
         gone = [shown.summary for shown in host.changes.values()]
     else:
-        # What the host never answered for it may never have begun.
-        answered = host.done | host.failed
+        # What did not end well may have been refused, and never have begun: a full disk takes no record.
         open_ = host.changes.items()
-        gone = [shown.summary for id, shown in open_ if id in answered and id not in logged]
+        gone = [shown.summary for id, shown in open_ if id in host.done and id not in logged]
     known = bool(gone)
     if not known:  # to this journal; the host may tell
         apart = [item.partition(": ") for item in claimed]

@@ -90,7 +90,10 @@ class LocalWire:
             pause = min(pause * 2, 0.1)
         if self._process.returncode is not None:
             _left.discard(self._process)
-        await asyncio.sleep(0)  # in which the pipes are closed
+        await asyncio.sleep(0)  # in which the transports close their pipes
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:  # one that nobody came to listen to, as `begin` was cut short
+                pipe.close()
 
     def _over(self) -> None:
         code = self._process.poll()

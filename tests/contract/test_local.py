@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetfix.inventory import Host
+from fleetfix.transports import local
 from tests.contract.command_contract import CommandContract
 from tests.contract.place import Place
 from tests.contract.secret_contract import SecretContract
@@ -56,3 +59,27 @@ class TestLocalWithTheOldestPython(CommandContract, SessionPromises):
         here.disable = lambda text: disable(here.root, text)
         yield here
         await here.close()
+
+
+class Deaf:
+    """Hears nothing."""
+
+    def data(self, data: bytes) -> None: ...
+    def errors(self, data: bytes) -> None: ...
+    def ended(self, how: str) -> None: ...
+
+
+async def test_a_start_that_is_cut_short_leaves_no_pipe_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    for turns in range(1, 50):
+        starting = asyncio.ensure_future(local.connect("exec cat", Deaf()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if starting.done():
+            await starting.result().close()
+            break
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+        assert len(os.listdir("/proc/self/fd")) <= len(before), turns
+    assert turns > 2

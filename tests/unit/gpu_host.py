@@ -112,6 +112,8 @@ class GpuHost:
         for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
             (root / "dev" / name).touch(mode=0o666)
         monkeypatch.setattr(procs, "DEVICES", re.compile(re.escape(str(root)) + r"/dev/nvidia([0-9]+)$"))
+        # A lab that is up meanwhile may have a stand-in slurmd, which is seen from here.
+        monkeypatch.setattr(procs, "scheduler_daemons", list)
         monkeypatch.setattr(procs, "MEMORY_DEVICE", str(root / "dev" / "nvidia-uvm"))
         # The machine that runs the tests may have GPU jobs of its own.
         monkeypatch.setattr(

@@ -462,13 +462,64 @@ def anothers(owner, caches, files):
 
 
 def test_everything_is_made_as_the_owner(anothers, files, owner):
+    """And nothing of it runs as root: its code would say so."""
     venv, host = anothers
+    told = venv.path.parent / "told"
+    told.touch()
+    told.chmod(0o666)
+    for name in ("canary.pth", "sitecustomize.py", "usercustomize.py"):
+        (venv.site / name).write_text(f"import os; open({str(told)!r}, 'a').write('%d ' % os.geteuid())\n")
+        os.chown(venv.site / name, owner, owner)
     before = snapshot(venv.path, times=True)
     plan = mend(host, venv, files)
     assert venv.broken() == []
     assert {os.lstat(path).st_uid for path in venv.path.rglob("*")} == {owner}
     host.undo(plan, "cuda_wheels")
     assert snapshot(venv.path, times=True) == before
+    assert set(told.read_text().split()) <= {str(owner)}
+
+
+RACER = """
+import os, sys, time
+inside, away, elsewhere = sys.argv[1:]
+print("racing", flush=True)
+while True:
+    os.rename(inside, away)
+    os.symlink(elsewhere, inside)
+    time.sleep(0.0003)
+    os.unlink(inside)
+    os.rename(away, inside)
+    time.sleep(0.0003)
+"""
+
+
+def test_a_repair_that_the_owner_races_with_links_leads_nowhere_else(anothers, files, owner):
+    """Whatever becomes of the repair, root's own tree that the links lead to stays as it is."""
+    venv, host = anothers
+    roots = venv.path.parent / "roots"
+    shutil.copytree(venv.site, roots, symlinks=True)
+    before = snapshot(roots, times=True)
+    plan = host.apply(actions(venv, files)[0])
+    argv = ["/usr/bin/python3", "-c", RACER]
+    inside = [str(venv.site / "nvidia"), str(venv.site / "away"), str(roots / "nvidia")]
+    racer = subprocess.Popen([*argv, *inside], user=owner, stdout=subprocess.PIPE, cwd="/")
+    refused = 0
+    try:
+        assert racer.stdout.readline() == b"racing\n"
+        for _ in range(5):
+            try:
+                plan = host.plan(actions(venv, files)[1])
+                for call in plan.changes[0].do:
+                    host.call(call, "cuda_wheels")
+                host.undo(plan, "cuda_wheels")
+            except (Refusal, OSError, IndexError):
+                refused += 1
+            assert snapshot(roots, times=True) == before
+    finally:
+        racer.kill()
+        racer.communicate()
+    assert refused, "nobody raced"
+    assert {os.lstat(path).st_uid for path in venv.path.rglob("*")} == {owner}
 
 
 @pytest.mark.parametrize(
