@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +114,12 @@ def _darken(args: dict[str, Json], world: World) -> object:
 def fleet() -> Fleet:
     """Four hosts that are dark."""
     return Fleet({f"gpu0{n}": lamp_host() for n in (1, 2, 3, 4)})
+
+
+@pytest.fixture(autouse=True)
+def _alone_on_this_machine() -> Iterator[None]:
+    """Runs over `local` write to this machine, which lets one at a time: other workers wait."""
+    path = Path(tempfile.gettempdir()) / f"fleetfix-tests-of-the-command-line.{os.geteuid()}"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
