@@ -23,6 +23,7 @@ import fabric
 import paramiko
 
 from fleetfix.errors import HostError
+from fleetfix.transports import proxy_command
 from fleetfix.transports.fabric_failures import failure_of
 from fleetfix.transports.fabric_keys import Asking, Identities, Keys, kinds_known
 from fleetfix.transports.host_keys import HostKeys, Policy
@@ -39,7 +40,6 @@ MaxSessions do that to a crowd."""
 KEEPALIVE = 15
 DROPPED = ("banner", "closed", "dropped", "negotiation failed")
 """Words of paramiko's where a server hung up before it had said who it is."""
-PROXY_ENDS_WITHIN = 1.0
 LOOKS_AGAIN = 0.2
 PUNCTUAL = 0.1
 """Seconds before the end of a time in which it counts as over."""
@@ -160,20 +160,7 @@ class _Proxy:
     """
 
     def __init__(self, command: str) -> None:
-        self.socket, theirs = socket.socketpair()
-        try:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except BaseException:
-            self.socket.close()
-            raise
-        finally:
-            theirs.close()
+        self.socket, self._process = proxy_command.begun(command, subprocess.DEVNULL)
 
     def close(self) -> None:
         """End it."""
@@ -182,7 +169,7 @@ class _Proxy:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(PROXY_ENDS_WITHIN)
+                self._process.wait(proxy_command.ENDS_WITHIN)
                 return
 
 

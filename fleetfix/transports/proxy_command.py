@@ -18,26 +18,35 @@ _FLAGS = frozenset("qxaAnNTCkv")
 _FORWARDS = ("%h:%p", "[%h]:%p")
 
 
+def begun(command: str, stderr: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a command apart from the terminal; the connection that it makes, and its process.
+
+    `stderr` is subprocess.PIPE or DEVNULL. Raises OSError.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        # By the shell, as with ssh: quotes, pipes and redirections mean what they mean there.
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=stderr,
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return ours, process
+
+
 class Proxy:
     """One running command. `socket` is the connection that it made."""
 
     def __init__(self, command: str) -> None:
-        self.socket, theirs = socket.socketpair()
         self._said = bytearray()
-        try:
-            # By the shell, as with ssh: quotes, pipes and redirections mean what they mean there.
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except BaseException:
-            self.socket.close()
-            raise
-        finally:
-            theirs.close()
+        self.socket, self._process = begun(command, subprocess.PIPE)
         assert self._process.stderr is not None
         self._errors = self._process.stderr
         os.set_blocking(self._errors.fileno(), False)
